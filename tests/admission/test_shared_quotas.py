@@ -141,6 +141,18 @@ def test_a_gateway_without_contact_takes_nothing_from_what_it_was_granted(pair: 
     assert permit.watermark_batch > first.tracker.written
 
 
+def test_calls_of_a_gateway_that_was_cut_off_give_way_to_those_of_others(pair: tuple[Member, Member]) -> None:
+    first, second = pair
+    held = [first.admit(max_concurrent=10) for _ in range(10)]
+    second.now = 4.0
+    assert count(second, 11, max_concurrent=10) == 10
+    first.now = 4.0
+    first.exchange()
+    first.end(held.pop())
+    with pytest.raises(TenantConcurrency):
+        first.admit(max_concurrent=10)
+
+
 def test_a_tenant_in_shadow_is_never_held(pair: tuple[Member, Member]) -> None:
     first, _ = pair
     for number in range(3):

@@ -192,6 +192,7 @@ def test_slots_of_a_gateway_that_is_gone_are_free_after_the_ttl(make_authority: 
                 await asyncio.sleep(0.02)
         assert number > 1
         assert await answer(authority, "a", 2, ask) == Answer(0, 0, 2, 0)
+        assert await answer(authority, "a", 3, ask._replace(base=2, need=0)) == Answer(0, 0, 2, 0), "what a still uses"
         await authority.close()
 
     asyncio.run(scenario())

@@ -340,8 +340,7 @@ class GrantTracker(WatermarkTracker):
         """Whether grants may be spent: not once the TTL of this gateway at the authority may have passed."""
         if is_valid != self.is_valid:
             self.is_valid = is_valid
-            if not is_valid:
-                self._quotas.suspend()
+            self._quotas.set_valid(is_valid)
             for grants in self._grants.values():
                 self._set_watermarks(grants)
 

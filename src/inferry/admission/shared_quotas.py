@@ -212,9 +212,13 @@ class QuotaGrants:
         self._lines = []
         self.sweep(is_lost=True)
 
-    def suspend(self) -> None:
-        for quotas in self._quotas:
-            quotas.suspend()
+    def set_valid(self, is_valid: bool) -> None:
+        """See `GrantTracker.set_valid`. Meanwhile the authority may have granted to others what is in use here."""
+        if is_valid:
+            self.sweep(is_lost=True)
+        else:
+            for quotas in self._quotas:
+                quotas.suspend()
 
     def uncovered(self, permits: list[Permit], found: set[int]) -> None:
         """Add the last permits whose quotas were granted too little."""

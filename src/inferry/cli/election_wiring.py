@@ -16,12 +16,15 @@ from inferry.cli.wiring import Service, assemble
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.cluster.election import Election
 from inferry.cluster.ownership import OwnershipLease
+from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.domain.clock import Clock
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.workers.remote.owner_link import OwnerAddress
 
 DOMAIN = "workers"
 MIN_SECRET_CHARS = 16
+STORED_WORK_POLL_S = 5.0
+"""Interval at which the owner looks for stored work that other gateways have accepted."""
 
 
 class GatewayRole:
@@ -32,6 +35,7 @@ class GatewayRole:
         self._roles = roles
         self._secret = secret
         self._runs_stored_work = False
+        self._polling = PeriodicTask(service.storage.poll, STORED_WORK_POLL_S, "stored work")
 
     async def become_owner(self, epoch: int, may_send: Callable[[], bool]) -> None:
         if self._roles is not None:
@@ -39,20 +43,31 @@ class GatewayRole:
         if not self._runs_stored_work:
             self._runs_stored_work = True
             self._service.storage.start()
+            self._polling.start()
 
     async def become_ingress(self, address: str, epoch: int) -> None:
+        await self.close()
+        self._runs_stored_work = False
+        await self._service.storage.stop()  # the owner runs it
         if self._roles is not None:
             host, port = split_address(address)
             await self._roles.become_ingress(OwnerAddress(host=host, port=port, secret=self._secret, epoch=epoch))
+
+    async def close(self) -> None:
+        """Look for no further stored work."""
+        await self._polling.close()
 
 
 class ClusterMember:
     """A gateway's part in the cluster: its service, its role and its claim to the workers."""
 
-    def __init__(self, service: Service, sharing: GatewaySharing, roles: Roles | None, election: Election) -> None:
+    def __init__(
+        self, service: Service, sharing: GatewaySharing, roles: Roles | None, role: GatewayRole, election: Election
+    ) -> None:
         self.service = service
         self.sharing = sharing
         self.roles = roles
+        self.role = role
         self.election = election
 
     def start(self) -> None:
@@ -64,6 +79,7 @@ class ClusterMember:
         if self.roles is not None:
             await self.roles.close()
         await self.election.close()
+        await self.role.close()
 
 
 def build_service(config: Config, clock: Clock, tokenizers: dict[str, Tokenizer]) -> Service:
@@ -82,14 +98,15 @@ def join_cluster(config: Config, service: Service, clock: Clock, tokenizers: dic
         listen = split_address(cluster.listen)
         roles = Roles(service, make, clock, listen=listen, secret=secret, tokenizers=tokenizers)
     lease = OwnershipLease(DOMAIN, sharing.gateway_id, address, cluster.ttl_ms / 1000)
-    election = Election(lease, sharing.authority, GatewayRole(service, roles, secret), clock)
+    role = GatewayRole(service, roles, secret)
+    election = Election(lease, sharing.authority, role, clock)
     sharing.metrics.watch(
         {
             "inferry_domain_owner": lambda: float(election.is_owner),
             "inferry_domain_epoch": lambda: lease.owner.epoch,
         }
     )
-    return ClusterMember(service, sharing, roles, election)
+    return ClusterMember(service, sharing, roles, role, election)
 
 
 def read_secret(variable: str | None) -> bytes:

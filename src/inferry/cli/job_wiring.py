@@ -38,9 +38,12 @@ class AsyncWork(NamedTuple):
         self.runner.start()
         self.deliverer.start()
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         await self.runner.close()
         await self.deliverer.close()
+
+    async def close(self) -> None:
+        await self.stop()
         self.resolver.close()
 
 

@@ -54,12 +54,23 @@ class Storage(NamedTuple):
             self.background.start()
             self.async_work.start()
 
-    async def close(self) -> None:
+    async def poll(self) -> None:
+        """Run batches and async jobs that other gateways have accepted."""
+        if self.limits.store == "always":
+            await self.runner.poll()
+            await self.async_work.runner.poll()
+
+    async def stop(self) -> None:
+        """Stop stored work, which another gateway continues. It may be started again."""
         await self.runner.close()
-        self.providers.close()
         await self.background.close()
-        await self.async_work.close()
+        await self.async_work.stop()
         await self.sweeper.close()
+
+    async def close(self) -> None:
+        await self.stop()
+        self.providers.close()
+        await self.async_work.close()
         await self.executor.close()
         self.database.close()
 
@@ -79,12 +90,14 @@ def make_storage(
     make_providers: MakeProviders,
     *,
     max_line_bytes: int,
+    is_shared: bool,
 ) -> Storage:
     """The stored content in the ledger's database. Nothing is started. `execute` runs stored work."""
     database = LedgerDatabase(ledger)
     executor = StoreExecutor()
     document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
-    file_store.discard_uploads()
+    if not is_shared:  # else an upload may be another gateway's
+        file_store.discard_uploads()
     files = Files(file_store, executor, limits, clock)
     write_ledger = partial(recorder.flush, LEDGER_TIMEOUT_S)
     providers = make_providers(database, executor)

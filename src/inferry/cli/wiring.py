@@ -270,6 +270,7 @@ def _stored_content(
         recorder,
         providers_of(config, clock, tenants, gateway, recorder),
         max_line_bytes=config.server.max_body_bytes,
+        is_shared=config.cluster.redis is not None,
     )
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))

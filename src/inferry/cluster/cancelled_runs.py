@@ -14,6 +14,8 @@ from inferry.domain.shared_limits import AuthorityUnavailable
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.1
+MAX_UNANNOUNCED = 100_000
+"""Runs that wait to be announced while Redis is away. Further ones are cancelled at this gateway only."""
 
 
 class RunStream(Protocol):
@@ -31,23 +33,29 @@ class CancelledRuns:
         self._stream = stream
         self._apply = apply
         self._position = f"{max(0, int(since * 1000))}-0"
-        self._reader: asyncio.Task[None] | None = None
-        self._announcements: set[asyncio.Task[None]] = set()
+        self._unannounced: asyncio.Queue[tuple[str, str]] = asyncio.Queue(MAX_UNANNOUNCED)
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+        loop = asyncio.get_running_loop()
+        # One announcement at a time leaves the connections to Redis to the lease and the grants.
+        self._tasks = [loop.create_task(self._read()), loop.create_task(self._announce_all())]
 
     def announce(self, tenant: str, run_id: str) -> None:
         """Tell the other gateways that a run was cancelled here. Repeated until Redis has it."""
-        task = asyncio.get_running_loop().create_task(self._announce(tenant, run_id))
-        self._announcements.add(task)
-        task.add_done_callback(self._announcements.discard)
+        try:
+            self._unannounced.put_nowait((tenant, run_id))
+        except asyncio.QueueFull:
+            log.error("a cancelled run is not announced: %d others wait for Redis", MAX_UNANNOUNCED)
 
     async def close(self) -> None:
-        tasks = [*self._announcements, *(() if self._reader is None else (self._reader,))]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _announce_all(self) -> None:
+        while True:
+            await self._announce(*await self._unannounced.get())
 
     async def _announce(self, tenant: str, run_id: str) -> None:
         while True:
@@ -60,12 +68,11 @@ class CancelledRuns:
         while True:
             try:
                 self._position, runs = await self._stream.next_cancelled(self._position)
+                for gateway, tenant, run_id in runs:
+                    if gateway != self._gateway:
+                        self._apply(tenant, run_id)
             except AuthorityUnavailable:
-                runs, delay_s = [], RETRY_S
-            else:
-                delay_s = 0.0
-            for gateway, tenant, run_id in runs:
-                if gateway != self._gateway:
-                    self._apply(tenant, run_id)
-            if delay_s:
-                await asyncio.sleep(delay_s)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                log.exception("failed to read cancelled runs")
+                await asyncio.sleep(RETRY_S)

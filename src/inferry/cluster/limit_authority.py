@@ -143,9 +143,11 @@ class InMemoryAuthority:
             del account.held[name]
         others = sum(account.held.values()) - account.held.get(holder, 0)
         is_settling = self.generation > 1 and now_ms - self._built_ms < self._ttl_ms
-        granted = 0 if is_settling else grant_size(ask, ask.limit - others - ask.base)
-        _hold(account, holder, ask.base + granted)
-        return Answer(granted, ask.base + granted, others, 0)
+        # A gateway that was cut off may use slots that others were granted meanwhile: it keeps what they leave.
+        kept = max(0, min(ask.base, ask.limit - others))
+        granted = 0 if is_settling else grant_size(ask, ask.limit - others - kept)
+        _hold(account, holder, kept + granted)
+        return Answer(granted, kept + granted, others, 0)
 
 
 def grant_size(ask: Ask, left: int) -> int:

@@ -29,6 +29,9 @@ from inferry.domain.shared_limits import (
 PREFIX = "inferry:"
 TIMEOUT_S = 1.0
 """Longest wait for a connection and for an answer."""
+READ_BLOCK_S = 1.0
+READ_TIMEOUT_S = READ_BLOCK_S + 2.0
+"""Longest wait for cancelled runs at Redis, and for its answer."""
 RUNS_KEPT = 100_000
 """Cancelled runs in the stream: gateways that were cut off read what they missed."""
 _CHUNK = 1000
@@ -54,8 +57,7 @@ class RedisAuthority:
         self._redis = redis.Redis.from_url(
             url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, max_connections=16
         )
-        # A blocked read is no answer that is late.
-        self._reader = redis.Redis.from_url(url, socket_timeout=None, socket_connect_timeout=timeout_s)
+        self._reader = redis.Redis.from_url(url, socket_timeout=READ_TIMEOUT_S, socket_connect_timeout=timeout_s)
         self._exchange = self._redis.register_script(EXCHANGE)
         self._publish = self._redis.register_script(PUBLISH)
         self._claim = self._redis.register_script(CLAIM)
@@ -114,7 +116,8 @@ class RedisAuthority:
     async def next_cancelled(self, position: str) -> tuple[str, list[tuple[str, str, str]]]:
         """Wait up to a second for runs cancelled after the position: (gateway, tenant, run); and the new position."""
         with _as_unavailable():
-            found: Any = await self._reader.xread({f"{self._prefix}cancelled": position}, block=1000, count=1000)
+            block_ms = int(READ_BLOCK_S * 1000)
+            found: Any = await self._reader.xread({f"{self._prefix}cancelled": position}, block=block_ms, count=1000)
         entries = found[0][1] if found else []
         runs = [(row[b"by"].decode(), row[b"tenant"].decode(), row[b"run"].decode()) for _, row in entries]
         return (entries[-1][0].decode() if entries else position), runs

@@ -90,9 +90,9 @@ local function slots(key, ask)
             else redis.call('HDEL', key, stored[i]) end
         end
     end
-    local granted = 0
-    if is_first or age >= ttl then granted = grant(ask[3] - others - ask[4], ask[7], ask[8]) end
-    local held = ask[4] + granted
+    local kept, granted = math.max(0, math.min(ask[4], ask[3] - others)), 0
+    if is_first or age >= ttl then granted = grant(ask[3] - others - kept, ask[7], ask[8]) end
+    local held = kept + granted
     if held > 0 then redis.call('HSET', key, holder, text(held)) else redis.call('HDEL', key, holder) end
     return {granted, held, others, 0, 0}
 end

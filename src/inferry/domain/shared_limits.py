@@ -29,7 +29,7 @@ class Ask(NamedTuple):
 
     - `limit`: the ceiling, the amount per minute, or the number of slots. Each exchange states it, since it may change.
     - `base`: BUDGET: spending by the ledger, for an account that the authority does not know or that has no grants.
-      SLOTS: how many the gateway uses, which replaces what it held.
+      SLOTS: how many the gateway uses. It holds as many of them as other gateways leave.
     - `spent`: the part of the held grant that is used and is in the ledger. It becomes settled.
     - `returned`: the part of the held grant that is given back.
     - `need`: the least that is useful now; `want`: the most that the gateway takes.

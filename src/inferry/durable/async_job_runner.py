@@ -69,7 +69,9 @@ class AsyncJobRunner:
         self._clock = clock
         self._ttl_s = ttl_s
         self._on_end = on_end
+        self._concurrency = concurrency
         self._queue = AsyncJobQueue(concurrency)
+        self._is_stopped = False
         self._entries: dict[str, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -78,10 +80,12 @@ class AsyncJobRunner:
 
     def start(self) -> None:
         """Continue what has not ended."""
+        self._is_stopped = False
         self._spawn(self._dispatch())
 
     async def close(self) -> None:
-        """Stop. Jobs in flight run again when the gateway starts again."""
+        """Stop. Jobs in flight run again after the next `start`, here or at another gateway."""
+        self._is_stopped = True
         for entry in self._entries.values():
             entry.timer.cancel()
         tasks = list(self._tasks)
@@ -89,10 +93,17 @@ class AsyncJobRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._recorder.close()
+        self._entries.clear()
+        self._queue = AsyncJobQueue(self._concurrency)
+
+    async def poll(self) -> None:
+        """Run what other gateways have accepted."""
+        for job in await self._executor.run(self._store.unfinished):
+            self.add(job)
 
     def add(self, job: AsyncJob) -> None:
-        """Run a job that is in the database."""
-        if job.id not in self._entries:
+        """Run a job that is in the database. After `close` this is left to another gateway."""
+        if job.id not in self._entries and not self._is_stopped:
             left_s = max(0.0, job.deadline - self._clock.wall())
             timer = asyncio.get_running_loop().call_later(left_s, self._expire, job.id)
             self._entries[job.id] = _Entry(timer)

@@ -73,11 +73,13 @@ class BatchRunner:
         self._provider_runs: dict[str, ProviderRun] = {}
         self._tenants: dict[str, str] = {}
         self._cancelled: set[str] = set()
+        self._is_stopped = False
         self.ended: Counter[str] = Counter()
         """Batches that this process took to their end, by status."""
 
     def start(self) -> None:
         """Continue what is not finished."""
+        self._is_stopped = False
         self._tasks[""] = asyncio.get_running_loop().create_task(self._resume())
 
     async def _resume(self) -> None:
@@ -87,9 +89,14 @@ class BatchRunner:
         for id in found:
             self.add(id)
 
+    async def poll(self) -> None:
+        """Process what other gateways have accepted."""
+        for id in await self._executor.run(self._store.unfinished):
+            self.add(id)
+
     def add(self, id: str) -> None:
-        """Process a batch that is in the database."""
-        if id not in self._tasks:
+        """Process a batch that is in the database. After `close` this is left to another gateway."""
+        if id not in self._tasks and not self._is_stopped:
             task = self._tasks[id] = asyncio.get_running_loop().create_task(self._process(id))
             task.add_done_callback(lambda _: self._tasks.pop(id, None))
 
@@ -102,7 +109,8 @@ class BatchRunner:
             self._cancelled.add(id)
 
     async def close(self) -> None:
-        """Stop. Items in flight run again when the gateway starts again."""
+        """Stop. Items in flight run again after the next `start`, here or at another gateway."""
+        self._is_stopped = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -86,6 +86,7 @@ class CallbackDeliverer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._in_flight.clear()  # a task that was cancelled before its first step leaves its entry
 
     async def _run(self) -> None:
         while True:

@@ -14,7 +14,8 @@ from inferry.ledger.storage_schema import async_jobs, batches, documents, file_c
 from inferry.ledger.stores.listing import page_rows
 
 ABANDONED_S = 86_400.0
-"""An upload that is not finished after this time is deleted. A restart deletes all of them."""
+"""An upload that is not finished after this time is deleted. A restart of the only gateway deletes all of
+them."""
 _COLUMNS = [files.c[name] for name in StoredFile.__struct_fields__]
 
 
