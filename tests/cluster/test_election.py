@@ -39,6 +39,10 @@ class ClosingRoles:
         assert not self._authority.resigned
 
 
+class ClosingRole:
+    async def close(self) -> None: ...
+
+
 class FailingRole:
     """Cannot own the workers at first."""
 
@@ -76,7 +80,7 @@ def test_a_closing_gateway_claims_nothing_and_resigns_last() -> None:
         authority, role = Authority(), FailingRole(failures=0)
         lease = OwnershipLease("workers", "a", "a:1", 0.03)
         election, roles = Election(lease, authority, role, SystemClock()), ClosingRoles(authority)
-        member = ClusterMember(None, None, roles, election)  # type: ignore[arg-type]
+        member = ClusterMember(None, None, roles, ClosingRole(), election)  # type: ignore[arg-type]
         member.start()
         await async_until(lambda: len(role.epochs) == 1)
         await member.close()
