@@ -132,7 +132,7 @@ def _ms(seconds: float) -> int:
 
 _BELIEF = re.compile(
     r"(\d\d):(\d\d):(\d\d),(\d\d\d) DEBUG .* prefill_tokens=(\d+), prefill_tokens_per_s=(\S+), "
-    r"batch_sequences=(\S+)\), a step (\S+) ms, a token (\S+) us, a prompt token (\S+) us, "
+    r"batch_sequences=([^\s,)]+)(?:, direct=.*)?\), a step (\S+) ms, a token (\S+) us, a prompt token (\S+) us, "
     r"least slack P0 (\S+) P1 (\S+) .*, (\d+) jobs"
 )
 

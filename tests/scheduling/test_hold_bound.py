@@ -50,6 +50,18 @@ def test_once_streams_miss_their_targets_the_controller_says_how_long_jobs_would
     assert controller.capacity(NOW).direct is None, "they meet them again"
 
 
+def test_a_pooled_job_in_the_model_has_no_output() -> None:
+    controller = a_controller()
+    pooled = Footprint(Estimate.exactly(100), Estimate.exactly(0), Estimate.exactly(0))
+    end_stream(controller, 0.1, tokens=5)
+    fresh = CapacityController(DEFAULT_LANES, Capacity(sequences=256, kv_tokens=100_000), CHUNK)
+    for one in (controller, fresh):
+        end_stream(one, 0.1, tokens=5)
+        one.arrived(Lane.P1, pooled, NOW)
+        one.arrived(Lane.P1, pooled, NOW)
+    assert fresh.capacity(NOW).direct is None
+
+
 def test_a_late_first_token_counts_though_the_last_token_is_in_time() -> None:
     controller = a_controller()
     for _ in range(3):

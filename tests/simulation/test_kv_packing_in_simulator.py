@@ -63,7 +63,7 @@ def test_predicted_peaks_keep_the_engine_from_running_out_of_kv() -> None:
 def test_timed_packing_serves_the_same_calls_sooner(error: float) -> None:
     by_sum, timed = play("sum", error=error), play("timed", error=error)
     assert mean_ttft_s(timed) < 0.25 * mean_ttft_s(by_sum)
-    assert total_s(timed) < 0.9 * total_s(by_sum)
+    assert total_s(timed) < 0.95 * total_s(by_sum)
     assert timed.engines[0].preemptions <= 2
 
 

@@ -150,9 +150,10 @@ class CapacityController:
     def arrived(self, lane: Lane, footprint: Footprint, now: float) -> None:
         """A job arrived that the engine alone would get now."""
         output_tokens = footprint.output.expected
-        self._expected_output = _smoothed(self._expected_output, output_tokens)
-        if self._ended_output:  # predicted lengths are corrected by what ended
-            output_tokens = max(1, int(output_tokens * self._ended_output / self._expected_output))
+        if output_tokens:  # a pooled job has none
+            self._expected_output = _smoothed(self._expected_output, output_tokens)
+            if self._ended_output:  # predicted lengths are corrected by what ended
+                output_tokens = max(1, int(output_tokens * self._ended_output / self._expected_output))
         tokens = footprint.prefill_tokens / self._token_ratio()
         self._direct.arrived(lane, tokens, footprint.prompt.expected, output_tokens, now)
 
