@@ -209,6 +209,7 @@ def test_a_single_long_stream_has_its_watermark_raised_in_time() -> None:
         disk = Disk()
         async with a_house(disk) as house:
             house.worker.words = ("w",) * 6_000
+            house.worker.pause_s = 0.0002  # an engine takes time as well: half a block is seconds of writing
             job = a_job(at=house.clock.now(), tenant="a", output=6_000)
             _, end = await read(house.gateway.submit(job, a_caller("a", day_token_ceiling=20_000)))
             assert isinstance(end, Done)
