@@ -111,9 +111,11 @@ class OwnerServer:
         """Listen for other hosts; returns the port. Needs a secret."""
         if self.secret is None:
             raise ValueError("gateways on other hosts need a secret")
-        self._listener = await self._loop.create_server(self._accept, host, port)
+        # Any, because the list of uvloop is not the tuple of asyncio, which compiled code checks.
+        listener: Any = await self._loop.create_server(self._accept, host, port)
+        self._listener = listener
         self._watch_catalog()
-        return int(self._listener.sockets[0].getsockname()[1])
+        return int(listener.sockets[0].getsockname()[1])
 
     def tenants_changed(self) -> None:
         """Ingress processes read tenants and keys again."""
