@@ -40,7 +40,7 @@ class Request(Struct, frozen=True, array_like=True):
     batch: int = 0
     """Requests with different numbers never share a padded pass."""
     output_ids: int = 0
-    """So many of the last `prompt_ids` are output of an earlier attempt, which the constraint covers."""
+    """How many of the last `prompt_ids` are output of an earlier attempt. The constraint covers them."""
     adapter: int = 0
     """The number of a loaded LoRA adapter; 0 for none."""
 

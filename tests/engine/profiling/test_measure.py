@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from inferry.engine.checkpoint import UnsupportedModel, read_config
@@ -107,8 +108,6 @@ def test_a_dtype_that_the_cpu_lacks_is_refused_before_anything_is_computed(
 
 def test_the_runner_of_a_gpu_computes_the_same_step_again(tmp_path: Path) -> None:
     """On the CPU, by the interpreter of kernels."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("triton")
     from inferry.engine.gpu.loading import build_runner
     from inferry.engine.gpu.weights import random_weights
 

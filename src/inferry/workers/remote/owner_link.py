@@ -110,7 +110,7 @@ class OwnerLink:
             connection.close()
 
     def send(self, message: Message) -> None:
-        """Send a message that nobody waits for; dropped while there is no connection."""
+        """Send a message that has no answer; dropped while there is no connection."""
         if self._connection is not None:
             self._connection.send(message)
 
