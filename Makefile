@@ -18,7 +18,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos lease-schedules clean clients chromium test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos lease-schedules image-steps clean clients chromium test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_PATHS, FUZZ_SEED)"
 	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED)"
 	@echo "make lease-schedules  shared limits and ownership in virtual time: 10,000 seeded schedules each (SCHEDULES, FIRST_SCHEDULE)"
+	@echo "make image-steps  the commands of the Dockerfile's build stage, in a scratch directory (minutes)"
 	@echo "make docs    regenerate the reference pages, alert rules and Grafana dashboards"
 	@echo "make test-vllm  worker contract, failover, cancellation and vLLM's own endpoints, with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
@@ -154,6 +155,10 @@ lease-schedules: $(VENV)/.installed-dev
 chaos: $(VENV)/.installed-dev
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_batches $${FIRST_SEED:-1} $${SEEDS:-100}
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_jobs $${FIRST_SEED:-1} $${SEEDS:-100}
+
+# What `docker build` would run in its build stage; compiles, which takes minutes.
+image-steps: $(VENV)/.installed-dev
+	cd tests && PYTHONPATH=. ../$(BIN)/python -m deploy.dockerfile
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.cli.docs

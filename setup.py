@@ -50,7 +50,7 @@ def extensions() -> list[Extension]:
     if missing:
         if asked == "1":
             raise SystemExit(f"Inferry cannot be compiled without {', '.join(missing)}")
-        print(f"Inferry stays plain Python; to be compiled it lacks {', '.join(missing)}", file=sys.stderr)
+        sys.stderr.write(f"Inferry stays plain Python; to be compiled it lacks {', '.join(missing)}\n")
         return []
     from mypyc.build import mypycify
 

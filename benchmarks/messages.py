@@ -23,6 +23,7 @@ from benchmarks import uncompiled
 from inferry.cli import wiring
 from inferry.cli.checkout import is_compiled
 from inferry.cli.config.loader import parse
+from inferry.cli.listening import bind
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import ANONYMOUS
@@ -135,7 +136,7 @@ async def _figures() -> dict[str, dict[str, float]]:
     service = wiring.assemble(parse({"ledger": "sqlite:///:memory:"}), [worker], {}, SystemClock())
     worker.events = [_chunk({"content": "ready"})]
     service.start()
-    sock, stop = lifecycle.bind("127.0.0.1", 0), lifecycle.StopSignals()
+    sock, stop = bind("127.0.0.1", 0, 1).sockets[0], lifecycle.StopSignals()
     server = asyncio.create_task(
         lifecycle.serve(service.app, service.gateway, sock, stop, idle_timeout_s=60.0, drain_timeout_s=5.0)
     )

@@ -16,6 +16,7 @@ import uvloop
 
 from inferry.cli import wiring
 from inferry.cli.config.loader import parse
+from inferry.cli.listening import bind
 from inferry.domain.clock import SystemClock
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan
@@ -118,7 +119,7 @@ async def main(port: int, ledger: str) -> None:
         stop.request()
 
     following = asyncio.create_task(follow())
-    sock = lifecycle.bind("127.0.0.1", port)
+    sock = bind("127.0.0.1", port, 1).sockets[0]
     await lifecycle.serve(service.app, service.gateway, sock, stop, idle_timeout_s=75.0, drain_timeout_s=30.0)
     await following
     await service.close()

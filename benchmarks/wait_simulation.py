@@ -45,15 +45,18 @@ class PredictingFrontend(GatewayFrontend):
         self.outcomes: list[Outcome] = []
         self._predictions: dict[str, WaitPrediction] = {}
 
-    def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
+    def predict(self, job: InferenceJob, now: float) -> WaitPrediction:
         lane, footprint, waits = job.lane, job.footprint, self.waits
         ahead = self.scheduler.ahead(lane, job.tenant) if waits.has_queue_ahead(lane) else NOTHING_AHEAD
-        prediction = waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
+        return waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
+
+    def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
+        prediction = self.predict(job, now)
         refused = self.refused
         super()._offer(call, job, now)
         if self.refused == refused:
-            self.depth.add(lane, prediction.prompt_tokens, prediction.output_tokens)
-            waits.queued(prediction, now)
+            self.depth.add(job.lane, prediction.prompt_tokens, prediction.output_tokens)
+            self.waits.queued(prediction, now)
             self._predictions[job.job_id] = prediction
 
     def _apply(self, tick: Tick, now: float) -> None:

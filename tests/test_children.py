@@ -19,6 +19,7 @@ OTHER_INTERPRETERS = {
     "support/vllm_server.py",
     "workers/test_vllm_in_process.py",
     "mutants/run.py",
+    "deploy/dockerfile.py",
 }
 """These run Node.js, vLLM's Python, one without any environment, or trees that are changed on purpose."""
 

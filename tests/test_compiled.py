@@ -13,7 +13,7 @@ HOT_PACKAGES = {
     *("admission", "cluster", "dispatch", "domain", "ingress", "ledger", "observe", "prediction", "runs", "scheduling"),
     *("streams", "workers"),
 }
-COLD_PACKAGES = {"cli", "client", "durable", "engine", "loadgen", "report", "sim"}
+COLD_PACKAGES = {"cli", "client", "durable", "engine", "loadgen", "pipelines", "report", "settings", "sim"}
 """Packages that no call passes through, and the embedded engine, whose time is spent in torch."""
 
 

@@ -12,6 +12,7 @@ from inferry.cli.config import schema
 from inferry.cli.config.loader import parse
 from inferry.cli.config.schema import Config, LaneConfig, ServerConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmWorkerConfig
+from inferry.cli.config_page import config_page, example_config
 from inferry.cli.markdown import attribute_docs
 from inferry.cli.metrics_page import metrics_page
 from inferry.domain import errors
@@ -96,7 +97,7 @@ def test_pages_do_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch, co
 
 
 def test_every_key_is_in_the_configuration_page() -> None:
-    page = docs.config_page()
+    page = config_page()
     for section in (ServerConfig, EmbeddedWorkerConfig, VllmWorkerConfig):
         prefix = "server." if section is ServerConfig else ""
         assert all(f"| `{prefix}{key}` |" in page for key in section.__struct_fields__)
@@ -104,12 +105,12 @@ def test_every_key_is_in_the_configuration_page() -> None:
 
 
 def test_the_complete_example_names_every_key_and_works() -> None:
-    raw = yaml.safe_load(docs.example_config())
+    raw = yaml.safe_load(example_config())
     assert set(raw) == set(Config.__struct_fields__)
     assert set(raw["lanes"]) == set(Lane.__members__)
     parsed = parse(raw)
     assert [worker.name for worker in parsed.workers] == ["local", "gpu-a", "gpu-c"]
-    assert docs.example_config() in docs.config_page()
+    assert example_config() in config_page()
 
 
 def test_every_metric_is_on_its_page() -> None:

@@ -12,27 +12,33 @@ import inferry
 PACKAGE = Path(inferry.__file__).parent
 
 DOMAIN = {"inferry.domain"}
-PURE = {"inferry.admission", "inferry.runs", "inferry.prediction", "inferry.scheduling"}
+PURE = {"inferry.admission", "inferry.runs", "inferry.prediction", "inferry.scheduling", "inferry.settings"}
 ALLOWED: dict[str, set[str]] = {
     "domain": {"msgspec"},
     "admission": DOMAIN | {"msgspec"},
     "runs": DOMAIN | {"msgspec"},
     "prediction": DOMAIN | {"msgspec"},
     "scheduling": DOMAIN | {"msgspec"},
+    "settings": DOMAIN | {"msgspec"},
     "streams": DOMAIN | {"msgspec"},
     "ledger": DOMAIN | {"msgspec", "sqlalchemy"},
     "observe": DOMAIN | {"msgspec", "prometheus_client", "opentelemetry"},
     "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton", "llguidance"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
     "ingress": DOMAIN
-    | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},
+    | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"}
+    | {"inferry.pipelines"},
+    "pipelines": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
+    "pipelines/similarity": {"numpy"},
+    "pipelines/batched": {"inferry.scheduling.batching"},
     "durable": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "workers": DOMAIN | {"msgspec"},
     "cluster": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "cluster/redis_client": {"redis"},
+    "cluster/redis_work_queue": {"redis"},
     "workers/http_client": {"httptools"},
     "workers/remote": {"inferry.cluster"},
-    "workers/in_process": {"inferry.engine", "vllm"},
+    "workers/in_process": {"inferry.engine", "inferry.pipelines.batched", "vllm"},
     "workers/ray": {"inferry.engine", "ray"},
     "report": {"msgspec"},
     "client": {"msgspec", "httptools"},
@@ -67,10 +73,12 @@ TORCH_MODULES = {
 
 COMPOSITION_ROOT = {
     *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/sharing_wiring"),
-    *("cli/election_wiring", "cli/ray_wiring", "cli/storage_wiring", "cli/wiring"),
-    "cli/worker_wiring",
+    *("cli/election_wiring", "cli/ray_wiring", "cli/settings_wiring", "cli/storage_wiring", "cli/wiring"),
+    *("cli/pull_wiring", "cli/queue_wiring"),
+    *("cli/observe_wiring", "cli/worker_wiring"),
 }
 ALSO_IMPORT_WORKERS_OR_STORES = {
+    "cli/cascades",
     "cli/keys",
     "cli/ledger",
     "loadgen/events",

@@ -10,6 +10,7 @@ import pytest
 
 from inferry.cli import docs
 from inferry.cli.config.loader import parse
+from inferry.cli.config_page import config_page
 from inferry.observe.metric_table import METRIC_TABLE
 from support.children import environment
 from support.serving import Serving
@@ -97,7 +98,7 @@ def _config_keys() -> set[str]:
     """Keys of the generated configuration page; those of worker sections as `workers[].key`."""
     keys: set[str] = set()
     worker = False
-    for line in docs.config_page().splitlines():
+    for line in config_page().splitlines():
         if line.startswith("## "):
             worker = line.startswith("## `workers[]`")
             keys.update(re.findall(r"`(kind: [\w-]+)`", line))

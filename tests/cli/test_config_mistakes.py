@@ -1,6 +1,7 @@
 """Mistakes in a configuration are errors with place and reason."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,17 @@ def test_a_ledger_that_is_in_memory_by_other_names_is_an_error(url: str) -> None
 
 def test_an_in_memory_ledger_is_reported() -> None:
     assert parse({"ledger": "sqlite:///:memory:"}).ledger == "sqlite:///:memory:"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"histories": {"m": {}}, "storage": {"store": "never"}}, "storage.store: never forbids"),
+        ({"histories": {"m": {"threshold": 1.0}}}, "histories.m.threshold must be above 0 and below 1"),
+        ({"histories": {"m": {"keep_messages": 0}}}, "histories.m.keep_messages"),
+        ({"histories": {"m": {"keep": 3}}}, "keep"),
+    ],
+)
+def test_wrong_histories_are_named(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse(raw)

@@ -11,6 +11,7 @@ from durable.async_work import a_job
 from inferry.cli import election_wiring
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.election_wiring import GatewayRole
+from inferry.cli.queue_wiring import SharedQueue
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.domain.clock import SystemClock
 from inferry.domain.ledger import RetentionPolicy
@@ -50,7 +51,7 @@ def storage_of(ledger: str, *, is_shared: bool, execute: Execute | None = None) 
         MagicMock(),
         MagicMock(),
         max_line_bytes=1000,
-        is_shared=is_shared,
+        shared_queue=SharedQueue(MagicMock(), "gateway", (), MagicMock()) if is_shared else None,
     )
 
 
@@ -73,7 +74,7 @@ def test_a_starting_gateway_keeps_uploads_of_other_gateways(tmp_path: Path, is_s
 def test_stored_work_runs_at_the_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         execute = FakeExecute()
-        storage = storage_of(f"sqlite:///{tmp_path}/ledger.sqlite", is_shared=True, execute=execute)
+        storage = storage_of(f"sqlite:///{tmp_path}/ledger.sqlite", is_shared=False, execute=execute)
         store, runner, now = storage.async_work.store, storage.async_work.runner, SystemClock().wall()
         jobs = [a_job(f"job_{number}", created_at=now, deadline=now + 3600.0) for number in range(3)]
         role = GatewayRole(MagicMock(storage=storage), None, None)

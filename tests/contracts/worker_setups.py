@@ -15,11 +15,13 @@ from contracts.scripted_server import CONTEXT as WORDY_CONTEXT
 from contracts.scripted_server import words
 from inferry.domain.clock import SystemClock
 from inferry.domain.ports import Worker
+from inferry.domain.routes import Task
 from inferry.domain.workers import Capacity
 from inferry.engine.config import EngineConfig
 from inferry.engine.tokenizer import HfTokenizer
 from inferry.streams.detokenizer import Assembler
 from inferry.workers.in_process.embedded import EmbeddedWorker, embedded_program
+from inferry.workers.in_process.python_function import FunctionSettings, PythonFunctionWorker
 from inferry.workers.in_process.vllm_inprocess import VllmEngine, VllmInProcessWorker
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
@@ -41,6 +43,7 @@ class WorkerSetup:
     `long` is how many tokens a job takes that is to be stopped: some are hundreds ahead of what is heard of them.
     `kill` makes an end of what computes; None where there is nothing that comes back by itself or is brought back.
     `limited`: its view has limits; jobs are passed on where it has none.
+    `whole`: an answer is one delta without token ids, and no job can be resumed.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class WorkerSetup:
         kill: Callable[[], None] | None = None,
         revive: Callable[[], None] = lambda: None,
         limited: bool = True,
+        whole: bool = False,
     ) -> None:
         self._runner = runner
         self.worker = worker
@@ -67,6 +71,7 @@ class WorkerSetup:
         self.kill = kill
         self.revive = revive
         self.limited = limited
+        self.whole = whole
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -183,6 +188,35 @@ def embedded(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
         yield setup
 
 
+FUNCTION = '''
+import time
+
+def write(prompts):
+    """As many words as the prompt has tokens; slow where it has many."""
+    if any(len(prompt) > 50 for prompt in prompts):
+        time.sleep(1)
+    return [" ".join("word" for _ in prompt) for prompt in prompts]
+'''
+
+
+@contextmanager
+def python_function(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    (scratch / "contract_function.py").write_text(FUNCTION)
+    settings = FunctionSettings(
+        function="contract_function:write", directory=scratch, model="m", task=Task.GENERATE, max_batch=8
+    )
+
+    @asynccontextmanager
+    async def make_worker() -> AsyncIterator[Worker]:
+        worker = PythonFunctionWorker("python", settings, restart_backoff_s=0.05)
+        yield worker
+        await worker.close()
+
+    with running_worker(make_worker, whole=True) as setup:
+        setup.kill = lambda: os.kill(_engine_pid(setup), signal.SIGKILL)
+        yield setup
+
+
 @contextmanager
 def on_ray(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
     """An engine in an actor, without Ray Serve: the contract is that of the link."""
@@ -275,7 +309,7 @@ def vllm_in_process(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
 
 
 def _engine_pid(setup: WorkerSetup) -> int:
-    assert isinstance(setup.worker, EmbeddedWorker | VllmInProcessWorker)
+    assert isinstance(setup.worker, EmbeddedWorker | VllmInProcessWorker | PythonFunctionWorker)
     assert setup.worker.pid is not None
     return setup.worker.pid
 

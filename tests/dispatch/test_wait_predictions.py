@@ -13,7 +13,7 @@ from inferry.domain.clock import ManualClock
 from inferry.domain.errors import DeadlineInfeasible, QueueFull
 from inferry.domain.jobs import Estimate, InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES, Lane
-from inferry.domain.ledger import GpuTimeRow, LedgerEntry
+from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.ledger.recorder import Recorder
@@ -25,6 +25,9 @@ from support.scripted_worker import ScriptedWorker
 
 class NoLedger:
     def append(self, entries: Sequence[LedgerEntry]) -> None:
+        pass
+
+    def append_composed(self, rows: Sequence[ComposedRow]) -> None:
         pass
 
     def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:

@@ -29,7 +29,7 @@ CODES = {
     413: {"body_too_large", "storage_quota_exceeded"},
     429: {"queue_full", "rate_limited", "tenant_concurrency", "kv_quota_exceeded"},
     499: {"client_closed", "call_aborted"},
-    500: {"internal_error"},
+    500: {"function_failed", "internal_error"},
     502: {"worker_lost"},
     503: {"no_worker", "draining", "ledger_unavailable", "preempted", "report_timeout"},
     504: {"deadline_exceeded", "request_timeout", "worker_timeout"},

@@ -58,6 +58,8 @@ def to_version_6(connection: Connection) -> None:
         "DROP TABLE provider_batches",
         "DROP INDEX documents_by_kind",
         "ALTER TABLE batch_items DROP COLUMN provider_batch",
+        "ALTER TABLE attempts DROP COLUMN settings_version",
+        "ALTER TABLE attempts DROP COLUMN composed",
         "DROP INDEX attempts_by_run",
         "DROP INDEX attempts_by_parent",
         "CREATE INDEX attempts_by_run ON attempts (tenant, run_id)",

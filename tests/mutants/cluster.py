@@ -155,7 +155,7 @@ GROUP = MutantGroup(
         Mutant(
             "lanes with groups find no remote worker",
             "scheduling/placement/route_filter.py",
-            "        groups = None if self.is_remote else self._rules.groups",
+            "        groups = None if self.is_remote or self.key.overflow else self._rules.groups",
             "        groups = self._rules.groups",
             _SCHEDULING,
         ),

@@ -347,8 +347,8 @@ GROUP = MutantGroup(
         Mutant(
             "a worker that lost the job counts as another",
             "dispatch/pool.py",
-            " and view.worker not in avoid for view in self.views()",
-            " for view in self.views()",
+            " and view.worker not in avoid and not view.overflow",
+            " and not view.overflow",
             _AGAIN,
         ),
         Mutant(

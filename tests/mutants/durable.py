@@ -7,6 +7,7 @@ _DOCUMENTS = ("tests/durable/test_documents.py",)
 _PROVIDERS = ("tests/durable/test_provider_run.py",)
 _RETRIES = ("tests/durable/test_call_retries.py",)
 _FILES = ("tests/ingress/batches/test_files.py",)
+_QUEUE = ("tests/durable/test_work_runner.py",)
 
 GROUP = MutantGroup(
     tests=(
@@ -14,6 +15,7 @@ GROUP = MutantGroup(
         *_DOCUMENTS,
         *_RUNNER,
         *_PROVIDERS,
+        *_QUEUE,
         "tests/ingress/batches",
         "tests/ingress/test_stored_calls.py",
     ),
@@ -94,6 +96,34 @@ GROUP = MutantGroup(
             "asyncio.timeout(max(0.0, self._batch.deadline - self._clock.wall()))",
             "asyncio.timeout(None)",
             _RUNNER,
+        ),
+        Mutant(
+            "entries of several streams are mixed up",
+            "domain/work_queue.py",
+            "        return self.stream, self.entry\n",
+            '        return "", self.entry\n',
+            _QUEUE,
+        ),
+        Mutant(
+            "no work is given up",
+            "durable/work_runner.py",
+            "if self._models is None:  # pull-workers",
+            "if self._models is not None:  # pull-workers",
+            _QUEUE,
+        ),
+        Mutant(
+            "work that has ended elsewhere goes on",
+            "durable/work_runner.py",
+            "        for id in ended:\n            self.stop_work(id)\n",
+            "",
+            _QUEUE,
+        ),
+        Mutant(
+            "what the queue lost is not added again",
+            "durable/queued_jobs.py",
+            "added += await self._queue.add([_new_work(job) for job in page if job.deadline > now])",
+            "added += 0",
+            _QUEUE,
         ),
         Mutant(
             "the window never shrinks",

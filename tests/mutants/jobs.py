@@ -91,8 +91,8 @@ GROUP = MutantGroup(
         Mutant(
             "a job ends twice",
             "ledger/stores/async_jobs.py",
-            "    job = _find(connection, (_c.id == end.id) & _IS_UNFINISHED)\n",
-            "    job = _find(connection, _c.id == end.id)\n",
+            "    is_open = (_c.id == end.id) & _IS_UNFINISHED\n    return",
+            "    is_open = _c.id == end.id\n    return",
             (*_RUNNER, *_HTTP),
         ),
         Mutant(

@@ -132,8 +132,14 @@ GROUP = MutantGroup(
         Mutant(
             "a promised job loses its queue",
             "scheduling/scheduler.py",
+            "            if not self._preemption.nominating_workers and not self.session_counts().paused:\n",
+            "            if not self.session_counts().paused:\n",
+        ),
+        Mutant(
+            "a paused job loses its queue",
+            "scheduling/scheduler.py",
+            "            if not self._preemption.nominating_workers and not self.session_counts().paused:\n",
             "            if not self._preemption.nominating_workers:\n",
-            "            if True:\n",
         ),
         Mutant(
             "whoever was idle stays so",

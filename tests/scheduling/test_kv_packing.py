@@ -24,7 +24,7 @@ JOBS = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 300), st.integers(
 
 def entry(prompt: int, output: int, produced: int = 0) -> QueuedJob:
     job = a_job(tokens=prompt, output=output)
-    queued = QueuedJob(job, 1, RULES, job.route, RUN)
+    queued = QueuedJob(job, 1, RULES, (0, job.route), RUN)
     queued.produced = produced
     return queued
 

@@ -14,7 +14,7 @@ _numbers = itertools.count()
 def an_entry() -> QueuedJob:
     job = a_job()
     run = LaneAccounts().open_run(job.tenant, job.run_id)
-    return QueuedJob(job, next(_numbers), LaneRules(job.lane, a_policy()), job.route, run)
+    return QueuedJob(job, next(_numbers), LaneRules(job.lane, a_policy()), (0, job.route), run)
 
 
 def test_timers_fire_in_order_of_time() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from inferry.domain.ledger import GpuTimeRow, LedgerEntry
+from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
 from inferry.domain.streams import Delta, End
 from inferry.streams.mailbox import JobStream
 from support.virtual_time import run_virtual
@@ -17,6 +17,9 @@ class ListLedger:
 
     def append(self, entries: Sequence[LedgerEntry]) -> None:
         self.entries.extend(entries)
+
+    def append_composed(self, rows: Sequence[ComposedRow]) -> None:
+        pass
 
     def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:
         self.gpu_time.extend(rows)

@@ -19,6 +19,7 @@ import uvloop
 from inferry.cli import wiring
 from inferry.cli.config.loader import parse
 from inferry.cli.config.schema import Config
+from inferry.cli.listening import bind
 from inferry.domain.clock import SystemClock
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.ingress.http import lifecycle
@@ -36,7 +37,7 @@ class Serving:
         raw = {"ledger": f"sqlite:///{directory / 'ledger.db'}", **(config or {})}
         self.config: Config = parse(raw)
         self._make_workers = make_workers
-        self._sock = lifecycle.bind("127.0.0.1", port)
+        self._sock = bind("127.0.0.1", port, 1).sockets[0]
         self._started: concurrent.futures.Future[wiring.Service] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._loop: asyncio.AbstractEventLoop
@@ -131,12 +132,12 @@ def post(url: str, path: str, body: Any, headers: dict[str, str] | None = None) 
         connection.close()
 
 
-def get(url: str, path: str) -> tuple[int, dict[str, str], Any]:
+def get(url: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:
     import http.client
 
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers or {})
         response = connection.getresponse()
         data = response.read()
         return response.status, dict(response.getheaders()), _decoded(data)

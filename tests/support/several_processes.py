@@ -26,6 +26,7 @@ class EngineThread:
 
     def __init__(self) -> None:
         self.first: int | None = None
+        self.delay_s = 0.0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._opened = asyncio.Event()
@@ -70,7 +71,7 @@ class EngineThread:
         if self.first is not None and number >= self.first:
             await self._opened.wait()
         else:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.delay_s)
 
 
 class Answered:
@@ -105,10 +106,12 @@ class Answered:
 class Processes(GatewayProcess):
     """The gateway, and calls that each have a connection of their own."""
 
-    def __init__(self, directory: Path, engine: EngineThread, config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, directory: Path, engine: EngineThread, config: dict[str, Any] | None = None, count: int = PROCESSES
+    ) -> None:
         worker = {"name": "up", "kind": "vllm", "url": engine.upstream.url, "capacity": "fixed"}
         worker |= {"max_sequences": 64}
-        super().__init__(directory, {"workers": [worker], **(config or {})}, processes=PROCESSES)
+        super().__init__(directory, {"workers": [worker], **(config or {})}, processes=count)
         self.threads = ThreadPoolExecutor(64)
 
     def __enter__(self) -> "Processes":
@@ -176,8 +179,10 @@ def expected_text(body: dict[str, Any]) -> str:
 
 
 @contextmanager
-def processes(directory: Path, config: dict[str, Any] | None = None) -> Iterator[tuple[Processes, EngineThread]]:
-    with EngineThread() as engine, Processes(directory, engine, config) as gateway:
+def processes(
+    directory: Path, config: dict[str, Any] | None = None, count: int = PROCESSES
+) -> Iterator[tuple[Processes, EngineThread]]:
+    with EngineThread() as engine, Processes(directory, engine, config, count) as gateway:
         yield gateway, engine
 
 

@@ -18,7 +18,7 @@ from training.triage.grammar import Split
 from training.triage.network import Network, Shape, write_checkpoint
 from training.triage.tokens import Encoder, train_tokenizer, write_json, write_tokenizer
 
-VERSION = "5"
+VERSION = "6"
 Measured = dict[tuple[Task, Split], Dataset]
 Shares = dict[tuple[Task, Split], float]
 _WARM_UP = 0.02

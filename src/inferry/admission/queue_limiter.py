@@ -130,11 +130,15 @@ class QueueLimiter:
         self._reserved_bytes = 0
         self._max_queued_bytes = max_queued_bytes
         self._keeps_retry_slots = keeps_retry_slots
+        self._retry_slots = [RetrySlots() for _ in Lane]
+        self.use_lanes(lanes)
+
+    def use_lanes(self, lanes: Mapping[Lane, LanePolicy]) -> None:
+        """Follow other queue limits. Jobs beyond a lower limit stay queued."""
         self._queue_limits = {lane: policy.queue_limit for lane, policy in lanes.items()}
         self._newcomer_limits = {
             lane: max(1, ceil(policy.queue_limit * policy.high_watermark - 1e-9)) for lane, policy in lanes.items()
         }
-        self._retry_slots = [RetrySlots() for _ in Lane]
 
     @property
     def queued_bytes(self) -> int:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from inferry.admission.open_gate import OpenGate
 from inferry.admission.reports import RateLimitStatus
+from inferry.cli.app_wiring import http_limits
+from inferry.cli.composed_wiring import compose
 from inferry.cli.config.loader import load_workers
 from inferry.cli.config.schema import Config
 from inferry.cli.config.workers import EmbeddedWorkerConfig, RayWorkerConfig, VllmInProcessWorkerConfig
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.tracing_wiring import Tracing, make_tracing
-from inferry.cli.wiring import Service, health_policy, http_limits, watch_tenants
+from inferry.cli.wiring import Service, health_policy, watch_tenants
 from inferry.cli.worker_wiring import make_worker
 from inferry.cluster.catalog import catalog_of
 from inferry.cluster.frames import Catalog, RateLimitFields, RequestsServed, ServedModels
@@ -28,7 +30,7 @@ from inferry.dispatch.values import Sharing
 from inferry.domain.callers import Caller
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.ledger import GpuTimeRow, LedgerEntry
+from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
 from inferry.domain.ports import TextAssembler, Tokenizer
 from inferry.ingress.auth import Auth
 from inferry.ingress.forwarding import ForwardingApp
@@ -187,6 +189,9 @@ class NoLedger:
     def append(self, entries: Sequence[LedgerEntry]) -> None:
         pass
 
+    def append_composed(self, rows: Sequence[ComposedRow]) -> None:
+        pass
+
     def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:
         pass
 
@@ -285,6 +290,9 @@ def build_ingress(
     )
     auth = Auth(tenants, allow_remote=config.auth.allow_remote, wall=clock.wall)
     app = ForwardingApp(gateway, metrics, http_limits(config.server), auth, tracer=tracer)
+    if config.histories:
+        app.stored_posts |= {b"/v1/chat/completions"}
+    compose(config, app, gateway)
     app.use_owner(link.open_http)
     app.report_requests()
     follow_rate_limits(link, gate)

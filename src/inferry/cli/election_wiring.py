@@ -5,11 +5,11 @@ itself, and the owner only runs stored work.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 
+from inferry.cli.cluster_keys import read_key
 from inferry.cli.config.cluster import split_address
-from inferry.cli.config.schema import Config, ConfigError
+from inferry.cli.config.schema import Config
 from inferry.cli.roles import MakeWorkers, Roles
 from inferry.cli.sharing_wiring import GatewaySharing
 from inferry.cli.wiring import Service, assemble
@@ -22,7 +22,6 @@ from inferry.domain.ports import Tokenizer, Worker
 from inferry.workers.remote.owner_link import OwnerAddress
 
 DOMAIN = "workers"
-MIN_SECRET_CHARS = 16
 STORED_WORK_POLL_S = 5.0
 """Interval at which the owner looks for stored work that other gateways have accepted."""
 
@@ -73,8 +72,13 @@ class ClusterMember:
     def start(self) -> None:
         self.election.start()
 
+    async def hand_over(self) -> None:
+        """Leave the workers to the next owner, if this gateway owns them. Jobs of other gateways continue there."""
+        if self.roles is None or self.roles.is_owner:
+            await self.close()
+
     async def close(self) -> None:
-        """Hand the workers over, before the service is closed."""
+        """Hand the workers over, before the service is closed. May be repeated."""
         await self.election.stop()  # first: a change of role would open again what is closed here
         if self.roles is not None:
             await self.roles.close()
@@ -93,7 +97,7 @@ def join_cluster(config: Config, service: Service, clock: Clock, tokenizers: dic
     assert sharing is not None, "a cluster shares its limits"
     roles, secret, address = None, None, ""
     if cluster.listen is not None:
-        secret, address = read_secret(cluster.secret_env), cluster.advertise or cluster.listen
+        secret, address = read_key(cluster.secret_env, "cluster.secret_env"), cluster.advertise or cluster.listen
         make = _worker_factory(config, clock, tokenizers)
         listen = split_address(cluster.listen)
         roles = Roles(service, make, clock, listen=listen, secret=secret, tokenizers=tokenizers)
@@ -107,16 +111,6 @@ def join_cluster(config: Config, service: Service, clock: Clock, tokenizers: dic
         }
     )
     return ClusterMember(service, sharing, roles, role, election)
-
-
-def read_secret(variable: str | None) -> bytes:
-    """The secret that gateways share. Raises ConfigError."""
-    secret = os.environ.get(variable or "", "")
-    if len(secret) < MIN_SECRET_CHARS:
-        raise ConfigError(
-            f"the environment variable {variable} (cluster.secret_env) must have at least {MIN_SECRET_CHARS} characters"
-        )
-    return secret.encode()
 
 
 def _worker_factory(config: Config, clock: Clock, tokenizers: dict[str, Tokenizer]) -> MakeWorkers:

@@ -4,6 +4,7 @@ written down here.
 
 from collections.abc import Callable, Mapping
 
+from inferry.admission.overflow_budget import OverflowBudget
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_gate import QuotaGate
 from inferry.dispatch.admission_control import AdmissionControl
@@ -21,6 +22,7 @@ from inferry.dispatch.job_host import JobHost
 from inferry.dispatch.lifecycle import JobLifecycle
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.model_catalog import ModelCatalog
+from inferry.dispatch.overflow import OverflowRouter
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.queue_admission import QueueAdmission
 from inferry.dispatch.scale_monitor import ScaleMonitor
@@ -38,10 +40,12 @@ from inferry.observe.metrics import Metrics
 from inferry.observe.tracing.tracer import Tracer
 from inferry.observe.watched_states import by_lane, by_limit
 from inferry.prediction.estimator import Estimator
+from inferry.prediction.overflow_rule import OverflowRule
 from inferry.prediction.scaling import ScalingPolicy
 from inferry.prediction.wait_model import WaitModel
 from inferry.runs.registry import RunRegistry
 from inferry.scheduling.scheduler import Scheduler
+from inferry.scheduling.sessions import SessionLimits
 
 
 def make_gateway(
@@ -62,15 +66,16 @@ def make_gateway(
     request_timeout_s: float | None = None,
     tracer: Tracer | None = None,
     scaling: ScalingPolicy | None = None,
+    overflow: OverflowBudget | None = None,
+    sessions: SessionLimits | None = None,
 ) -> Gateway:
     """A gateway around a pool. Must be called on its event loop."""
     admission = _admission_control(gate or QuotaGate({}), runs or RunRegistry(), clock, watermarks)
     depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now, pool.is_remote)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
-    waits, scheduler = WaitModel(depth), Scheduler(lanes, weights=weight_of)
-    gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)
+    waits, gpu_accounting = WaitModel(depth), _gpu_accounting(pool, recorder, metrics, clock)
     loop = make_loop(
-        scheduler=scheduler,
+        scheduler=(scheduler := Scheduler(lanes, weights=weight_of, sessions=sessions)),
         lanes=lanes,
         pool=pool,
         recorder=recorder,
@@ -84,16 +89,15 @@ def make_gateway(
         gpu_accounting=gpu_accounting,
         budget=admission,
         tracer=tracer,
+        router=_overflow_router(overflow, lanes, pool, admission.runs, metrics, clock),
     )
-    metrics.tenants.weight_of = weight_of or metrics.tenants.weight_of
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes, clock)
-    host = JobHost(pool, loop, admission, recorder, metrics, watermarks, tracer)
     return Gateway(
         clock=clock,
         models=ModelCatalog(lanes, pool, {} if tokenizers is None else tokenizers, estimator, clock),
         pool=pool,
         loop=loop,
-        host=host,
+        host=(host := JobHost(pool, loop, admission, recorder, metrics, watermarks, tracer)),
         single_flight=SingleFlight(sharing or Sharing(), host, clock, deadlines),
         admission=admission,
         queue_limiter=limiter,
@@ -133,13 +137,37 @@ def _scale_monitor(
     return scale
 
 
-def _watch_gpu_time(metrics: Metrics, gpu_accounting: GpuAccounting) -> None:
+def _gpu_accounting(pool: Pool, recorder: Recorder, metrics: Metrics, clock: Clock) -> GpuAccounting:
+    gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)
     metrics.watch(
         {
             "inferry_gpu_seconds_total": gpu_accounting.seconds_by_kind,
             "inferry_worker_gpu_utilization_ratio": gpu_accounting.utilisation,
         }
     )
+    return gpu_accounting
+
+
+def _overflow_router(
+    budget: OverflowBudget | None,
+    lanes: Mapping[Lane, LanePolicy],
+    pool: Pool,
+    runs: RunRegistry,
+    metrics: Metrics,
+    clock: Clock,
+) -> OverflowRouter | None:
+    if budget is None:
+        return None
+    rule = OverflowRule(lanes)
+    router = OverflowRouter(rule, budget, clock, is_up=pool.serves, views=pool.views, root_of=runs.root_of)
+    metrics.watch(
+        {
+            "inferry_overflow_jobs_total": lambda: router.overflowed,
+            "inferry_overflow_refusals_total": lambda: router.refused,
+            "inferry_overflow_cost_total": lambda: router.cost,
+        }
+    )
+    return router
 
 
 def _watch_states(
@@ -160,15 +188,12 @@ def _watch_states(
     metrics.workers.views = pool.views
     metrics.workers.kv_predicted = scheduler.predicted_kv_tokens
     gate = admission.gate
-    ttft = {lane: policy.ttft_ms / 1000 for lane, policy in lanes.items() if policy.ttft_ms is not None}
-    itl = {lane: policy.itl_ms / 1000 for lane, policy in lanes.items() if policy.itl_ms is not None}
-    queue_limits = {lane: policy.queue_limit for lane, policy in lanes.items()}
     metrics.watch(
         {
             "inferry_queue_depth": lambda: by_lane(depth.by_lane()),
-            "inferry_queue_limit": lambda: queue_limits,
-            "inferry_slo_ttft_target_seconds": lambda: ttft,
-            "inferry_slo_itl_target_seconds": lambda: itl,
+            "inferry_queue_limit": lambda: {lane: policy.queue_limit for lane, policy in lanes.items()},
+            "inferry_slo_ttft_target_seconds": lambda: _targets_s("ttft_ms", lanes),
+            "inferry_slo_itl_target_seconds": lambda: _targets_s("itl_ms", lanes),
             "inferry_open_streams": lambda: loop.open_streams,
             "inferry_merged_deltas_total": lambda: loop.merged_deltas,
             "inferry_ledger_entries_written_total": lambda: recorder.written,
@@ -179,12 +204,22 @@ def _watch_states(
             "inferry_fairness_index": lambda: {lane: scheduler.jain_index(lane) for lane in lanes},
             "inferry_tenant_fairness_index": lambda: metrics.tenants.fairness(clock.now()),
             "inferry_active_tenants": lambda: len(metrics.tenants.tokens(clock.now())),
+            "inferry_resident_runs": lambda: scheduler.session_counts().resident,
+            "inferry_paused_calls": lambda: scheduler.session_counts().paused,
+            "inferry_session_pauses_total": lambda: scheduler.session_counts().pauses,
+            "inferry_session_pause_seconds_total": lambda: scheduler.session_counts().pause_s,
             "inferry_queued_bytes": lambda: limiter.queued_bytes,
             "inferry_limit_refusals_total": lambda: by_limit(gate.refused),
             "inferry_shadow_refusals_total": lambda: by_limit(gate.shadow_refused),
             "inferry_budget_overrun_tokens_total": lambda: gate.overrun_tokens,
         }
     )
+
+
+def _targets_s(key: str, lanes: Mapping[Lane, LanePolicy]) -> dict[Lane, float]:
+    """The lanes' SLO targets of one kind, in seconds."""
+    targets_ms: dict[Lane, float | None] = {lane: getattr(policy, key) for lane, policy in lanes.items()}
+    return {lane: target_ms / 1000 for lane, target_ms in targets_ms.items() if target_ms is not None}
 
 
 def make_loop(
@@ -203,9 +238,11 @@ def make_loop(
     gpu_accounting: GpuAccounting,
     budget: Budget | None = None,
     tracer: Tracer | None = None,
+    router: OverflowRouter | None = None,
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
-    queue_admission = QueueAdmission(scheduler, limiter, waits)
+    learns = () if router is None else (router.rule,)
+    queue_admission = QueueAdmission(scheduler, limiter, waits, router)
     capacity = CapacityTracker(lanes, depth, estimator.learn_cached)
     foreign_load = ForeignLoadBound(depth, lambda worker: scheduler.use(worker).sequences)
     hedging = HedgePolicy(pool.policy.max_hedged_retry_ratio)
@@ -214,14 +251,12 @@ def make_loop(
     events = JobEvents(
         queued=(depth, queue_admission, capacity, deadlines, metrics),
         sent=(*load, metrics),
-        first_token=(capacity, gpu_accounting, hedging, metrics),
+        first_token=(capacity, gpu_accounting, hedging, *learns, metrics),
         produced=(metrics,),
-        ended=(*load, estimator, metrics, recorder, *(() if tracer is None else (tracer,)), pool),
+        ended=(*load, estimator, *learns, metrics, recorder, *(() if tracer is None else (tracer,)), pool),
     )
-    _watch_gpu_time(metrics, gpu_accounting)
-    tasks = TaskSet()
+    tasks, usage_validator = TaskSet(), UsageValidator(metrics)
     cancel_sender = CancelSender(pool.worker, tasks.spawn)
-    usage_validator = UsageValidator(metrics)
     lifecycle = JobLifecycle(
         scheduler=scheduler,
         lanes=lanes,
@@ -232,6 +267,7 @@ def make_loop(
         usage_validator=usage_validator,
         gpu_accounting=gpu_accounting,
         budget=budget,
+        overflow=router,
     )
     return DispatchLoop(
         scheduler=scheduler,

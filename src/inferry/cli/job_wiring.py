@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.schema import ConfigError
+from inferry.cli.queue_wiring import QueuedWork
 from inferry.domain.clock import Clock
 from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.storage import StorageLimits
 from inferry.durable.async_job_runner import AsyncJobRunner
-from inferry.durable.async_jobs import AsyncJobs
+from inferry.durable.async_jobs import AsyncJobs, JobRunner
 from inferry.durable.callback_client import CallbackClient, SystemResolver
 from inferry.durable.callback_secrets import CallbackSecrets
 from inferry.durable.callbacks import CallbackDeliverer
@@ -29,7 +30,7 @@ class AsyncWork(NamedTuple):
 
     store: AsyncJobStore
     jobs: AsyncJobs
-    runner: AsyncJobRunner
+    runner: JobRunner
     deliverer: CallbackDeliverer
     secrets: CallbackSecrets
     resolver: SystemResolver
@@ -55,8 +56,9 @@ def make_async_work(
     clock: Clock,
     execute: Execute,
     write_ledger: Callable[[], object],
+    queued: QueuedWork | None = None,
 ) -> AsyncWork:
-    """Nothing is started. `execute` runs the jobs."""
+    """Nothing is started. `execute` runs the jobs, unless they are `queued`."""
     store, secrets, policy, resolver = (
         AsyncJobStore(database),
         CallbackSecretStore(database),
@@ -65,16 +67,20 @@ def make_async_work(
     )
     client = CallbackClient(policy, resolver, callbacks.tls())
     deliverer = CallbackDeliverer(store, secrets, executor, client, policy, clock, random.random)
-    runner = AsyncJobRunner(
-        store,
-        executor,
-        execute,
-        ResultRecorder(store, executor, write_ledger),
-        clock,
-        concurrency=limits.job_concurrency,
-        ttl_s=limits.job_ttl_s,
-        on_end=deliverer.wake,
-    )
+    runner: JobRunner
+    if queued is not None:
+        runner = queued.make_jobs(store, deliverer.wake)
+    else:
+        runner = AsyncJobRunner(
+            store,
+            executor,
+            execute,
+            ResultRecorder(store, executor, write_ledger),
+            clock,
+            concurrency=limits.job_concurrency,
+            ttl_s=limits.job_ttl_s,
+            on_end=deliverer.wake,
+        )
     jobs = AsyncJobs(store, secrets, executor, runner, execute, limits, policy, clock)
     return AsyncWork(store, jobs, runner, deliverer, CallbackSecrets(secrets, executor, clock), resolver)
 

@@ -26,6 +26,7 @@ from inferry.cli.terminal import console
 from inferry.domain.ledger import LedgerEntry, LedgerUnusable, Outcome
 from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.reports import RunBudget
+from inferry.ledger.copying import copy_ledger
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.stores.opening import open_queries
@@ -117,7 +118,21 @@ def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: Budge
             configured = {} if budgets_of is None else budgets_of(source.config)
             show_report(ledger, name, only, {**ledger.run_budgets(), **configured}, wants_json=source.as_json)
 
+    app.command("copy")(copy)
     return app
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="URL of the ledger to copy: sqlite:///inferry.db")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="URL of an empty database: postgresql://…")],
+) -> None:
+    """Copy a ledger with keys, tenants, budgets and stored content into an empty database. Stop its gateway before."""
+    try:
+        counts = copy_ledger(source, target)
+    except LedgerUnusable as error:
+        typer.echo(f"inferry ledger: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo("Copied " + ", ".join(f"{count} rows of {name}" for name, count in counts.items() if count) + ".")
 
 
 def _show(rows: Sequence[Row], table: Callable[[Sequence[Row]], Table], *, as_json: bool, filtered: bool) -> None:

@@ -3,15 +3,11 @@
 import asyncio
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.highlighter import NullHighlighter
-from rich.logging import RichHandler
 
 from inferry._version import __version__
 from inferry.cli.adapters import adapters_app
@@ -19,23 +15,29 @@ from inferry.cli.alerts import alerts_app
 from inferry.cli.bench import bench
 from inferry.cli.calibrate import calibrate
 from inferry.cli.callback_secrets import callback_secrets_app
+from inferry.cli.cascades import cascade_app
 from inferry.cli.config.alerts import check_webhook_secret
 from inferry.cli.config.cluster import advise_on_cluster
 from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
+from inferry.cli.config.python_functions import check_functions
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.secrets import check_secret_variables
 from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pools
+from inferry.cli.config_commands import config_app
+from inferry.cli.dead_letters import dead_letters
 from inferry.cli.doctor import doctor
 from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
 from inferry.cli.models import models_app
+from inferry.cli.observe import observe_app
 from inferry.cli.plan import plan_app
 from inferry.cli.profile import profile
+from inferry.cli.pull_worker import worker
 from inferry.cli.ray import ray_app
 from inferry.cli.run_batch import run_batch
 from inferry.cli.serve import run_server
 from inferry.cli.simulate import simulate
-from inferry.cli.terminal import fail
+from inferry.cli.terminal import configure_logging, fail
 from inferry.cli.top import top
 from inferry.cli.workers import workers_app
 from inferry.domain.reports import RunBudget, run_budgets
@@ -68,9 +70,12 @@ app.add_typer(callback_secrets_app, name="callback-secrets")
 app.add_typer(alerts_app, name="alerts")
 app.add_typer(models_app, name="models")
 app.add_typer(plan_app, name="plan")
+app.add_typer(observe_app, name="observe")
 app.add_typer(workers_app, name="workers")
+app.add_typer(config_app, name="config")
 app.add_typer(adapters_app, name="adapters")
 app.add_typer(ray_app, name="ray")
+app.add_typer(cascade_app, name="cascade")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)
@@ -78,6 +83,8 @@ app.command()(profile)
 app.command()(doctor)
 app.command()(top)
 app.command("run-batch")(run_batch)
+app.command()(worker)
+app.command("dead-letters")(dead_letters)
 
 ConfigFile = Annotated[
     Path | None,
@@ -118,13 +125,13 @@ def serve(
     ] = 1,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C, then drain."""
-    _configure_logging(log_level)
+    configure_logging(log_level)
     config = _load(config_file)
     if no_auth:
         config = msgspec.structs.replace(config, auth=AuthConfig(mode="off", allow_remote=True))
     host, port = config.server.host if host is None else host, config.server.port if port is None else port
     try:
-        status = run_server(config, host, port, workers)
+        status = run_server(config, host, port, workers, config_file)
     except ConfigError as error:
         fail(str(error))
     raise typer.Exit(status)
@@ -166,7 +173,7 @@ def check_config(
         typer.echo(f"# workers_file has {names or 'no workers'}")
         missing = [*missing, *check_secret_variables(watched, config.workers_file, os.environ)]
         missing = [*missing, *check_pools(config.tenants, (*config.workers, *watched))]
-    missing = [*missing, *check_webhook_secret(config.alerts)]
+    missing = [*missing, *check_webhook_secret(config.alerts), *check_functions(config.workers)]
     if missing:
         fail("; ".join(missing))
 
@@ -176,20 +183,6 @@ def _load(path: Path | None) -> Config:
         return load(path)
     except ConfigError as error:
         fail(str(error))
-
-
-def _configure_logging(level: str) -> None:
-    known = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-    if level not in known:
-        fail(f"--log-level must be one of {', '.join(known)}")
-    handler: logging.Handler
-    if sys.stderr.isatty():
-        handler = RichHandler(
-            console=Console(stderr=True, soft_wrap=True), show_path=False, highlighter=NullHighlighter()
-        )
-        logging.basicConfig(level=known[level], handlers=[handler], format="%(message)s")
-    else:
-        logging.basicConfig(level=known[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def main() -> None:

@@ -5,16 +5,20 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from inferry.cli import upgrade
 from inferry.cli.checkout import is_compiled
 from inferry.cli.config.checks import check_host
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.tenants import exposure_error
-from inferry.cli.processes import Supervisor
+from inferry.cli.listening import bind, inherited
+from inferry.cli.processes import Role, Supervisor
+from inferry.cli.sd_notify import READY, STOPPING, notify
 from inferry.domain.ledger_urls import IN_MEMORY, shown_ledger_url
 
 if TYPE_CHECKING:  # imported by each process for itself
@@ -32,18 +36,27 @@ SOCKET_NAME = "owner.sock"
 
 
 class Listener(NamedTuple):
-    """Where clients connect. `is_shared`: several processes listen on the port."""
+    """Where clients connect. `is_held`: the socket stays open when all processes of the gateway have ended.
+
+    `is_inherited`: it was open before, so that calls may wait in its queue.
+    """
 
     host: str
     port: int
-    is_shared: bool = False
+    sock: socket.socket
+    is_held: bool = False
+    is_inherited: bool = False
 
     @property
     def url(self) -> str:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
-def run_server(config: Config, host: str, port: int, processes: int = 1) -> int:
+MayUpgrade = Callable[[], bool]
+"""Whether the gateway may be replaced by what is on disk. None in its place: SIGHUP is not handled."""
+
+
+def run_server(config: Config, host: str, port: int, processes: int = 1, config_file: Path | None = None) -> int:
     """Serve until a signal; returns the exit status. Raises ConfigError."""
     if (problem := check_host(host)) is not None:
         raise ConfigError(f"--host {problem}")
@@ -53,66 +66,119 @@ def run_server(config: Config, host: str, port: int, processes: int = 1) -> int:
         log.warning("the ledger is in memory: rows, keys and budgets are lost when the process ends")
     if processes > 1 and config.cluster.listen is not None:
         raise ConfigError("--workers is for gateways that do not share their workers: remove cluster.listen")
-    if processes == 1:
-        run_alone(config, Listener(host, port))
-        return 0
-    # Nothing of the service is imported before the processes are forked: each has its own prefix of job ids.
-    with reserved_port(host, port) as reserved, tempfile.TemporaryDirectory(prefix="inferry-") as directory:
-        listener = Listener(host, reserved.getsockname()[1], is_shared=True)
-        path = Path(directory) / SOCKET_NAME
-        roles: list[tuple[str, Callable[[int], None]]] = [
-            ("owner", lambda lifeline: run_owner(config, listener, path, lifeline))
-        ]
-        roles += [
-            (f"ingress-{number}", lambda lifeline: run_ingress(config, listener, path, lifeline))
-            for number in range(1, processes)
-        ]
-        return Supervisor(roles).run()
+    given = inherited(os.environ)
+    listening = given or bind(host, port, processes)
+    is_inherited = given is not None
 
+    def may_upgrade() -> bool:
+        return upgrade.check(config_file)
 
-def reserved_port(host: str, port: int) -> socket.socket:
-    """A socket that keeps the port for the processes that share it. It does not listen. Raises ConfigError."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    can_upgrade = may_upgrade if upgrade.is_possible() else None
     try:
-        # A port on which another program listens is refused, because that one does not share it.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
-    return sock
+        listeners = [_listener(sock, listening.is_held, is_inherited) for sock in listening.sockets]
+        if processes == 1:
+            status, is_upgrade = 0, run_alone(config, listeners[0], can_upgrade)
+        else:
+            status, is_upgrade = _run_processes(config, listeners, processes, can_upgrade)
+        if is_upgrade:
+            upgrade.restart(listening)
+        return status
+    finally:
+        for sock in listening.sockets:
+            sock.close()
 
 
-def run_alone(config: Config, listener: Listener) -> None:
-    """The only gateway process."""
+def _listener(sock: socket.socket, is_held: bool, is_inherited: bool) -> Listener:
+    """Raises ConfigError for a socket that is not TCP."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        raise ConfigError("the inherited socket is not TCP: set ListenStream of the socket unit to ADDRESS:PORT")
+    host, port = sock.getsockname()[:2]
+    return Listener(host, port, sock, is_held, is_inherited)
+
+
+def _run_processes(
+    config: Config, listeners: Sequence[Listener], processes: int, may_upgrade: MayUpgrade | None
+) -> tuple[int, bool]:
+    """Run a supervisor with its processes; returns the exit status, and whether an upgrade follows."""
+    # Nothing of the service is imported before the processes are forked: each has its own prefix of job ids.
+    with tempfile.TemporaryDirectory(prefix="inferry-") as directory:
+        path = Path(directory) / SOCKET_NAME
+        can_upgrade = may_upgrade is not None
+        roles: list[Role] = [("owner", partial(run_owner, config, listeners[0], path, can_upgrade))]
+        for number in range(1, processes):
+            listener = listeners[number % len(listeners)]
+            roles.append((f"ingress-{number}", partial(run_ingress, config, listener, path, can_upgrade)))
+        supervisor = Supervisor(roles, may_upgrade)
+        return supervisor.run(), supervisor.is_upgrade
+
+
+def run_alone(config: Config, listener: Listener, may_upgrade: MayUpgrade | None) -> bool:
+    """The only gateway process. Returns whether an upgrade follows."""
     from inferry.cli import wiring
+    from inferry.ingress.http import lifecycle
 
-    async def main(sock: socket.socket) -> None:
-        await _serve_whole(config, listener, sock, None, None)
+    is_upgrade = False
 
-    _run(listener, wiring.exclusive_use(config), main)
+    async def may_upgrade_now() -> bool:
+        return may_upgrade is not None and await asyncio.to_thread(may_upgrade)
+
+    async def main() -> None:
+        nonlocal is_upgrade
+        stop = lifecycle.StopSignals(
+            is_succeeded=listener.is_held, may_upgrade=None if may_upgrade is None else may_upgrade_now
+        )
+        telling = asyncio.get_running_loop().create_task(_tell_stopping(stop))
+        await _serve_whole(config, listener, stop, on_listening=lambda: notify(READY))
+        telling.cancel()
+        is_upgrade = stop.is_upgrade
+
+    _run(wiring.exclusive_use(config), main)
+    return is_upgrade
 
 
-def run_owner(config: Config, listener: Listener, path: Path, lifeline: int) -> None:
+async def _tell_stopping(stop: "StopSignals") -> None:
+    await stop.drain.wait()
+    if not stop.is_upgrade:
+        notify(STOPPING)
+
+
+async def _told_by_supervisor() -> bool:
+    """The supervisor has checked that the gateway may be upgraded."""
+    return True
+
+
+def run_owner(
+    config: Config, listener: Listener, path: Path, can_upgrade: bool, lifeline: int, is_restart: bool
+) -> None:
     """The process that owns the workers, the database and all limits."""
     from inferry.cli import wiring
+    from inferry.ingress.http import lifecycle
 
-    async def main(sock: socket.socket) -> None:
-        await _serve_whole(config, listener, sock, path, lifeline)
+    listener = listener._replace(is_inherited=listener.is_inherited or is_restart)
 
-    _run(listener, wiring.exclusive_use(config), main)
+    async def main() -> None:
+        stop = lifecycle.StopSignals(
+            is_succeeded=listener.is_held, may_upgrade=_told_by_supervisor if can_upgrade else None
+        )
+        await _serve_whole(config, listener, stop, path, lifeline)
+
+    _run(wiring.exclusive_use(config), main)
 
 
-def run_ingress(config: Config, listener: Listener, path: Path, lifeline: int) -> None:
+def run_ingress(
+    config: Config, listener: Listener, path: Path, can_upgrade: bool, lifeline: int, is_restart: bool
+) -> None:
     """A process that reads requests and writes responses; the owner does the rest."""
+    from inferry.ingress.http import lifecycle
 
-    async def main(sock: socket.socket) -> None:
+    async def main() -> None:
         from inferry.cli import cluster_wiring
 
         tokenizers: dict[str, Tokenizer] = {}
         link = cluster_wiring.open_local_link(path, tokenizers)
-        stop = lifecycle.StopSignals()
+        stop = lifecycle.StopSignals(
+            is_succeeded=listener.is_held, may_upgrade=_told_by_supervisor if can_upgrade else None
+        )
         with stop.installed(), lifecycle.stop_at_eof(stop, lifeline):
             link.start()
             connecting = asyncio.ensure_future(link.wait_connected())
@@ -129,17 +195,22 @@ def run_ingress(config: Config, listener: Listener, path: Path, lifeline: int) -
                 service.start()
                 log.info("ingress process %d serves %s", os.getpid(), listener.url)
                 lifecycle.tune_gc()
-                await _serve_http(config, service.app, service.gateway, sock, stop)
+                if listener.is_inherited or is_restart:
+                    await lifecycle.wait_for_workers(service.gateway, stop, config.health.no_worker_timeout_s)
+                await _serve_http(config, service.app, service.gateway, listener.sock, stop)
             finally:
                 await service.close()
 
-    from inferry.ingress.http import lifecycle
-
-    _run(listener, nullcontext(), main)
+    _run(nullcontext(), main)
 
 
 async def _serve_whole(
-    config: Config, listener: Listener, sock: socket.socket, path: Path | None, lifeline: int | None
+    config: Config,
+    listener: Listener,
+    stop: "StopSignals",
+    path: Path | None = None,
+    lifeline: int | None = None,
+    on_listening: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve with everything; with a `path`, for ingress processes too."""
     from inferry.cli import cluster_wiring, election_wiring, wiring
@@ -157,6 +228,13 @@ async def _serve_whole(
     log.info("starting %d worker%s; hot path: %s", count, "" if count == 1 else "s", build_kind)
     owner = cluster_wiring.ServiceOwner(service)
     server = None if path is None else cluster_wiring.make_owner_server(service, owner)
+
+    async def hand_over() -> None:
+        if server is not None:
+            await server.wait_until_left()  # the ingress processes drain too
+        if member is not None:
+            await member.hand_over()
+
     try:
         refusal = exposure_error(config.auth, listener.host, service.tenants.is_auth_required)
         if refusal is not None:
@@ -166,12 +244,15 @@ async def _serve_whole(
             member.start()
         if server is not None and path is not None:
             await server.listen_unix(path)
-        url = listener.url if listener.port else f"{listener.url.rpartition(':')[0]}:{sock.getsockname()[1]}"
+        url = listener.url
         log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", url, url, shown_ledger_url(config.ledger))
         lifecycle.tune_gc()
-        stop = lifecycle.StopSignals()
         with stop.installed(), lifecycle.stop_at_eof(stop, lifeline):
-            await _serve_http(config, service.app, service.gateway, sock, stop, owner.use_http)
+            if listener.is_inherited:
+                await lifecycle.wait_for_workers(service.gateway, stop, config.health.no_worker_timeout_s)
+            await _serve_http(
+                config, service.app, service.gateway, listener.sock, stop, owner.use_http, on_listening, hand_over
+            )
     finally:
         if server is not None:
             await server.close()
@@ -181,6 +262,10 @@ async def _serve_whole(
     log.info("stopped")
 
 
+async def _nothing() -> None:
+    """An ingress process has nothing to hand over."""
+
+
 async def _serve_http(
     config: Config,
     app: "App",
@@ -188,6 +273,8 @@ async def _serve_http(
     sock: socket.socket,
     stop: "StopSignals",
     use_server: "Callable[[Server], None]" = lambda server: None,
+    on_listening: Callable[[], None] = lambda: None,
+    hand_over: Callable[[], Awaitable[None]] = _nothing,
 ) -> None:
     from inferry.ingress.http import lifecycle
 
@@ -199,25 +286,16 @@ async def _serve_http(
         idle_timeout_s=config.server.idle_timeout_s,
         drain_timeout_s=config.server.drain_timeout_s,
         use_server=use_server,
+        on_listening=on_listening,
+        hand_over=hand_over,
     )
 
 
-def _run(
-    listener: Listener,
-    held: AbstractContextManager[None],
-    main: "Callable[[socket.socket], Coroutine[None, None, None]]",
-) -> None:
+def _run(held: AbstractContextManager[None], main: "Callable[[], Coroutine[None, None, None]]") -> None:
     import uvloop
 
     from inferry.ingress.http import lifecycle
 
     lifecycle.raise_file_limit()
-    try:
-        sock = lifecycle.bind(listener.host, listener.port, is_shared=listener.is_shared)
-    except OSError as error:
-        raise ConfigError(f"cannot serve on {listener.host} port {listener.port}: {error.strerror or error}") from None
-    try:
-        with held, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main(sock))
-    finally:
-        sock.close()
+    with held, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

@@ -8,9 +8,11 @@ from typing import NamedTuple
 from inferry.admission.grants import GrantTracker
 from inferry.cli.config.cluster import ClusterConfig
 from inferry.cli.config.schema import Config, ConfigError
+from inferry.cli.queue_wiring import SharedQueue
 from inferry.cluster.cancelled_runs import CancelledRuns
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.grant_client import GrantClient
+from inferry.dispatch.pool import Pool
 from inferry.domain.clock import Clock
 from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.spending import Spending
@@ -20,6 +22,7 @@ from inferry.observe.metrics import Metrics
 
 try:
     from inferry.cluster.redis_client import RedisAuthority
+    from inferry.cluster.redis_work_queue import RedisWorkQueue
 except ModuleNotFoundError:
     HAS_REDIS = False
 else:
@@ -34,6 +37,7 @@ class GatewaySharing(NamedTuple):
     grants: GrantClient
     runs: CancelledRuns
     metrics: Metrics
+    queue: "RedisWorkQueue"
 
     def start(self) -> None:
         self.runs.start()
@@ -42,6 +46,7 @@ class GatewaySharing(NamedTuple):
         """After the gateway, which returns its grants."""
         await self.runs.close()
         await self.authority.close()
+        await self.queue.close()
 
 
 class SharedLimits(NamedTuple):
@@ -51,6 +56,7 @@ class SharedLimits(NamedTuple):
     authority: "RedisAuthority"
     tracker: GrantTracker
     grants: GrantClient
+    queue: "RedisWorkQueue"
 
 
 def make_shared_limits(
@@ -72,7 +78,7 @@ def make_shared_limits(
     authority = RedisAuthority(cluster.redis, cluster.ttl_ms)
     tracker = GrantTracker()
     grants = GrantClient(gateway_id, tracker, authority, store, recorder, clock, cluster.ttl_ms / 1000)
-    return SharedLimits(gateway_id, authority, tracker, grants)
+    return SharedLimits(gateway_id, authority, tracker, grants, RedisWorkQueue(cluster.redis))
 
 
 def make_gateway_id(cluster: ClusterConfig) -> str:
@@ -93,4 +99,11 @@ def share(limits: SharedLimits, gateway: Gateway, metrics: Metrics, since: float
             "inferry_limit_generation": lambda: grants.generation,
         }
     )
-    return GatewaySharing(limits.gateway_id, limits.authority, grants, runs, metrics)
+    return GatewaySharing(limits.gateway_id, limits.authority, grants, runs, metrics, limits.queue)
+
+
+def shared_queue(config: Config, shared: SharedLimits | None, pool: Pool) -> SharedQueue | None:
+    """The queue of stored work; None for a gateway that shares nothing."""
+    if shared is None:
+        return None
+    return SharedQueue(shared.queue, shared.gateway_id, config.cluster.pull_models, pool.serves)

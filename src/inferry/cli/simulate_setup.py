@@ -11,6 +11,7 @@ from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.workers import (
     EmbeddedWorkerConfig,
     HttpWorkerConfig,
+    PythonWorkerConfig,
     RayWorkerConfig,
     VllmInProcessWorkerConfig,
     VllmWorkerConfig,
@@ -20,6 +21,7 @@ from inferry.cli.engine_settings import engine_config
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
+from inferry.scheduling.sessions import SessionLimits
 from inferry.sim import costs as engines
 from inferry.sim.baselines import Direct
 from inferry.sim.calls import Run
@@ -28,6 +30,8 @@ from inferry.sim.gateway import GatewayFrontend
 from inferry.sim.prompts import length
 from inferry.sim.simulation import Frontend
 from inferry.sim.workload import SimulationSetupError
+
+_Engine = HttpWorkerConfig | EmbeddedWorkerConfig | VllmInProcessWorkerConfig | RayWorkerConfig
 
 
 class SimulatedWorker(Struct, frozen=True):
@@ -71,14 +75,16 @@ def simulated_workers(
 
     An HTTP worker is the modelled engine, limited by the configuration. An embedded worker has the configured
     sequences, KV and chunk at the model's speed; `kv_tokens: auto` is the KV cache of the model. Without a
-    configuration there is one HTTP worker with defaults.
+    configuration there is one HTTP worker with defaults. Python functions are left out.
     """
     kinds: Sequence[WorkerConfig] = [VllmWorkerConfig(name="default", url="")] if config is None else config.workers
-    made = [_simulated_worker(one, model.flags) for one in kinds]
+    made = [_simulated_worker(one, model.flags) for one in kinds if not isinstance(one, PythonWorkerConfig)]
+    if not made:
+        raise SimulationSetupError("the configuration has Python functions only, which cannot be simulated")
     return tuple(made[number % len(made)] for number in range(count or len(made)))
 
 
-def _simulated_worker(worker: WorkerConfig, flags: engines.EngineFlags) -> SimulatedWorker:
+def _simulated_worker(worker: _Engine, flags: engines.EngineFlags) -> SimulatedWorker:
     if isinstance(worker, RayWorkerConfig):
         return _simulated_worker(worker.engine, flags)
     if isinstance(worker, HttpWorkerConfig):
@@ -104,7 +110,12 @@ def _simulated_worker(worker: WorkerConfig, flags: engines.EngineFlags) -> Simul
     return SimulatedWorker(own, Capacity(engine.max_sequences, kv_tokens), worker)
 
 
-def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[SimulatedWorker]) -> Arm:
+def gateway_arm(
+    name: str,
+    lanes: Mapping[Lane, LanePolicy],
+    workers: Sequence[SimulatedWorker],
+    sessions: SessionLimits | None = None,
+) -> Arm:
     """The gateway as in `inferry serve`. It expects everything that a tenant has sent before to be cached."""
     capacities, configs = [one.capacity for one in workers], [one.config for one in workers]
     fixed = [number for number, config in enumerate(configs) if config.capacity == "fixed"]
@@ -116,7 +127,13 @@ def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[S
         estimate = PrefixAwareEstimator()
         if len(fixed) == len(workers):
             return GatewayFrontend(
-                lanes, capacities, groups=groups, output_lengths=lengths, kv_packings=packings, estimate=estimate
+                lanes,
+                capacities,
+                groups=groups,
+                output_lengths=lengths,
+                kv_packings=packings,
+                estimate=estimate,
+                sessions=sessions,
             )
         return ControlledFrontend(
             lanes,
@@ -126,6 +143,7 @@ def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[S
             output_lengths=lengths,
             kv_packings=packings,
             estimate=estimate,
+            sessions=sessions,
         )
 
     return Arm(name, tuple(one.flags for one in workers), frontend)
@@ -149,6 +167,7 @@ def build_arms(files: Sequence[Path], model: engines.EngineModel, workers: int |
             file.stem if stems.count(file.stem) == 1 else str(file),
             config.lane_policies(),
             simulated_workers(config, model, workers),
+            config.sessions.limits(),
         )
         for file, config in loaded
     ] or [gateway_arm("defaults", DEFAULT_LANES, simulated_workers(None, model, workers))]

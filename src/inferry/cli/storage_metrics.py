@@ -20,6 +20,8 @@ class StorageMetrics:
         self._found: StorageStatistics | None = None
         self._polling = PeriodicTask(self.poll, INTERVAL_S, "the storage")
         work = storage.async_work
+        if storage.queued is not None:
+            storage.queued.watch(metrics)
         metrics.watch(
             {
                 "inferry_batches_open": lambda: self._stored("open_batches"),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.job_wiring import AsyncWork, make_async_work
 from inferry.cli.provider_wiring import MakeProviders
+from inferry.cli.queue_wiring import QueuedWork, SharedQueue
 from inferry.domain.clock import Clock
 from inferry.domain.ledger import RetentionPolicy
 from inferry.domain.storage import StorageLimits
@@ -46,6 +47,7 @@ class Storage(NamedTuple):
     sweeper: Sweeper
     statistics: StorageStatisticsStore
     providers: Providers
+    queued: QueuedWork | None = None
 
     def start(self) -> None:
         self.sweeper.start()
@@ -53,6 +55,11 @@ class Storage(NamedTuple):
             self.runner.start()
             self.background.start()
             self.async_work.start()
+
+    def start_queue(self) -> None:
+        """Run work of the queue that gateways share, whichever of them owns the workers."""
+        if self.queued is not None and self.limits.store == "always":
+            self.queued.runner.start()
 
     async def poll(self) -> None:
         """Run batches and async jobs that other gateways have accepted."""
@@ -68,6 +75,8 @@ class Storage(NamedTuple):
         await self.sweeper.close()
 
     async def close(self) -> None:
+        if self.queued is not None:
+            await self.queued.close()
         await self.stop()
         self.providers.close()
         await self.async_work.close()
@@ -90,13 +99,13 @@ def make_storage(
     make_providers: MakeProviders,
     *,
     max_line_bytes: int,
-    is_shared: bool,
+    shared_queue: SharedQueue | None = None,
 ) -> Storage:
     """The stored content in the ledger's database. Nothing is started. `execute` runs stored work."""
     database = LedgerDatabase(ledger)
     executor = StoreExecutor()
     document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
-    if not is_shared:  # else an upload may be another gateway's
+    if shared_queue is None:  # else an upload may be another gateway's
         file_store.discard_uploads()
     files = Files(file_store, executor, limits, clock)
     write_ledger = partial(recorder.flush, LEDGER_TIMEOUT_S)
@@ -110,17 +119,14 @@ def make_storage(
         max_line_bytes=max_line_bytes,
         write_ledger=write_ledger,
         providers=providers,
-    )
-    async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger)
-    retention_store = RetentionStore(database, retention)
-    sweeps = (
-        document_store.sweep,
-        file_store.sweep,
-        batch_store.sweep,
-        async_work.store.sweep,
-        retention_store.sweep,
+        queue=None if shared_queue is None else shared_queue.queue,
     )
     documents = Documents(document_store, executor, clock, limits.max_bytes_per_tenant)
+    queued = None
+    if shared_queue is not None:
+        queued = QueuedWork(shared_queue, batch_store, executor, execute, limits, clock, documents, write_ledger)
+    async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger, queued)
+    swept = (document_store, file_store, batch_store, async_work.store, RetentionStore(database, retention))
     responses = StoredResponses(documents, limits)
     return Storage(
         limits,
@@ -134,7 +140,8 @@ def make_storage(
         BackgroundResponses(responses, documents, execute, clock.wall, write_ledger=lambda: executor.run(write_ledger)),
         async_work,
         TenantData(document_store, file_store, batch_store, async_work.store, executor, runner, async_work.runner),
-        Sweeper(sweeps, executor, clock),
+        Sweeper([one.sweep for one in swept], executor, clock),
         StorageStatisticsStore(database),
         providers,
+        queued,
     )

@@ -1,11 +1,15 @@
 """What the commands share: the console, error messages with an exit status, atomic writes of results."""
 
+import logging
 import os
+import sys
 from pathlib import Path
 from typing import NoReturn
 
 import typer
 from rich.console import Console
+from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
 
 USAGE_ERROR = 2
 
@@ -40,3 +44,18 @@ def write_file(path: Path, data: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         fail(f"cannot write {path}: {error.strerror}")
+
+
+def configure_logging(level: str) -> None:
+    """Log to standard error. Exits for an unknown level."""
+    known = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    if level not in known:
+        fail(f"--log-level must be one of {', '.join(known)}")
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = RichHandler(
+            console=Console(stderr=True, soft_wrap=True), show_path=False, highlighter=NullHighlighter()
+        )
+        logging.basicConfig(level=known[level], handlers=[handler], format="%(message)s")
+    else:
+        logging.basicConfig(level=known[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
-from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerConfig
-from inferry.cli.config.single_flight import SingleFlightConfig
+from inferry.cli.app_wiring import make_app
+from inferry.cli.composed_wiring import compose
+from inferry.cli.config.schema import Config, ConfigError, HealthConfig
 from inferry.cli.config.workers import (
     RayWorkerConfig,
     WorkerConfig,
@@ -21,35 +22,43 @@ from inferry.cli.config.workers import (
 from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
+from inferry.cli.overflow_wiring import restored_overflow
 from inferry.cli.provider_wiring import providers_of
+from inferry.cli.queue_wiring import SharedQueue
 from inferry.cli.ray_wiring import RayFleet, ray_fleets, scaling_limits
-from inferry.cli.sharing_wiring import GatewaySharing, SharedLimits, make_shared_limits, share
+from inferry.cli.settings_wiring import make_settings
+from inferry.cli.sharing_wiring import GatewaySharing, SharedLimits, make_shared_limits, share, shared_queue
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.tracing_wiring import Tracing, make_tracing
+from inferry.cli.work_wiring import mount_work
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.cli.workers_file_wiring import load_watched_workers, watch_workers_file
 from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.settings_manager import SettingsManager
 from inferry.dispatch.spending_sync import SpendingSync
 from inferry.dispatch.tenants import TenantManager, TenantWatcher
-from inferry.dispatch.values import HealthPolicy, Sharing
+from inferry.dispatch.values import HealthPolicy
 from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.dispatch.workers_file import WorkersFileWatcher
 from inferry.domain.clock import Clock, SystemClock
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.ledger_urls import IN_MEMORY
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spending
 from inferry.ingress.admin_scale import AdminScale
+from inferry.ingress.admin_settings import AdminSettings
 from inferry.ingress.app import App
-from inferry.ingress.auth import Auth
 from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
 from inferry.ingress.batches.async_jobs import AsyncJobsRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.dashboard.data import DashboardData
-from inferry.ingress.http.limits import HttpLimits
+from inferry.ingress.histories.endpoint import HistoryChatEndpoint
+from inferry.ingress.histories.router import HistoriesRouter
+from inferry.ingress.histories.summaries import Summaries
 from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.stored_calls import StoredCalls
 from inferry.ledger.queries import LedgerQueries
@@ -78,6 +87,7 @@ class Service(NamedTuple):
     diagnostics: Diagnostics
     tracing: Tracing | None = None
     sharing: GatewaySharing | None = None
+    settings: SettingsManager | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
     ray_fleets: Sequence[RayFleet] = ()
 
@@ -87,7 +97,11 @@ class Service(NamedTuple):
         self.tenants.start()
         if self.sharing is None:
             self.storage.start()  # otherwise by the gateway that owns the workers
+        else:
+            self.storage.start_queue()
         self.observation.start()
+        if self.settings is not None:
+            self.settings.start()
         if self.watch is not None:
             self.watch.start()
         for fleet in self.ray_fleets:
@@ -96,6 +110,8 @@ class Service(NamedTuple):
             self.sharing.start()
 
     async def close(self) -> None:
+        if self.settings is not None:
+            await self.settings.close()
         if self.watch is not None:
             await self.watch.close()
         for fleet in self.ray_fleets:
@@ -156,18 +172,16 @@ def assemble(
     app_type: type[App] = App,
 ) -> Service:
     """The service around given workers."""
-    watermark_store, recorder = _open_ledger(config)
-    load_spending = partial(_load_spending, config.ledger, clock)
+    (watermark_store, recorder), load_spending = _open_ledger(config), partial(_load_spending, config.ledger, clock)
     shared = make_shared_limits(config, recorder, clock, load_spending)
-    tenants = watch_tenants(config, clock)
-    run_reader = _open_run_reader(config.ledger)
+    tenants, run_reader = watch_tenants(config, clock), _open_run_reader(config.ledger)
     gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, shared, recorder, clock)
     pool = Pool(workers, clock, health=health_policy(config.health), kinds=kinds)
     metrics = _make_metrics(config, workers, pool, tenants)
-    tracing = make_tracing(config.tracing, clock, metrics)
+    tracing, lanes = make_tracing(config.tracing, clock, metrics), config.lane_policies()
     tracer = None if tracing is None else tracing.tracer
     gateway = make_gateway(
-        lanes=config.lane_policies(),
+        lanes=lanes,
         pool=pool,
         recorder=recorder,
         metrics=metrics,
@@ -177,40 +191,46 @@ def assemble(
         runs=runs,
         watermarks=watermarks,
         weight_of=tenants.weight_of,
-        sharing=_sharing(config.single_flight),
+        sharing=config.single_flight.sharing(),
         max_queued_bytes=config.server.max_queued_bytes,
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
         tracer=tracer,
         scaling=config.scaling.policy(scaling_limits(config)),
+        overflow=restored_overflow(config.overflow, run_reader, clock),
+        sessions=config.sessions.limits(),
     )
-    app = app_type(
-        gateway,
-        metrics,
-        http_limits(config.server),
-        Auth(tenants, allow_remote=config.auth.allow_remote, wall=clock.wall),
-        admin_key=config.server.admin_key,
-        tenants=tenants,
-        run_reader=run_reader,
-        problem=lambda: tenants.ledger_error,
-        tracer=tracer,
-    )
+    app = make_app(app_type, config, gateway, metrics, tenants, run_reader, tracer, clock)
+    compose(config, app, gateway)
     accounts = SpendingSync(gate, clock, load_spending)
-    storage = _stored_content(config, app, clock, tenants, gateway, recorder)
+    storage = _stored_content(config, app, clock, tenants, gateway, recorder, shared_queue(config, shared, pool))
     observation = Observation(metrics, clock, gate, storage, config.alerts)
-    _mount_dashboard(config, app, gateway, observation)
-    _mount_observation(app, gateway, observation)
-    reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
-    diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
-    diagnostics.mount(app)
+    _mount_observation(config, app, gateway, observation, lanes)
+    settings = _mount_settings(config, lanes, app, gateway, storage, clock)
+    read = partial(_open_run_reader, config.ledger)
+    diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, read)
     sharing = None if shared is None else share(shared, gateway, metrics, clock.wall() - runs.tombstone_s)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing, sharing)
+    service = Service(
+        app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing, sharing, settings
+    )
+    diagnostics.mount(app)
     _follow_tenants(config, service, watermarks)
     return service
 
 
-def _mount_observation(app: App, gateway: Gateway, observation: Observation) -> None:
-    """Serve alerts, and what is computed once a second: GPU time, and how many workers each group should have."""
+def _mount_settings(
+    config: Config, lanes: dict[Lane, LanePolicy], app: App, gateway: Gateway, storage: Storage, clock: Clock
+) -> SettingsManager:
+    settings = make_settings(config, lanes, gateway, storage.database, storage.executor, clock)
+    app.mount_admin(lambda refuse, fail: AdminSettings(refuse, fail, settings))
+    return settings
+
+
+def _mount_observation(
+    config: Config, app: App, gateway: Gateway, observation: Observation, lanes: Mapping[Lane, LanePolicy]
+) -> None:
+    """Serve the dashboard, alerts, and what is computed once a second: GPU time, and the workers that groups need."""
+    _mount_dashboard(config, app, gateway, observation, lanes)
     app.use_alerts(observation.alerting.report)
     observation.followers += [gateway.account_gpu_time, gateway.scale.sample]
     app.mount_admin(lambda refuse, fail: AdminScale(refuse, fail, gateway.scale.report))
@@ -225,6 +245,7 @@ def _make_metrics(config: Config, workers: Sequence[Worker], pool: Pool, tenants
         names = [worker.name for worker in config.workers]
     metrics = Metrics(models, names)
     metrics.workers.health = pool.health
+    metrics.tenants.weight_of = tenants.weight_of
     metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
     return metrics
 
@@ -246,18 +267,14 @@ def _open_ledger(config: Config) -> tuple[WatermarkStore | None, Recorder]:
         raise ConfigError(str(error)) from None
 
 
-def http_limits(server: ServerConfig) -> HttpLimits:
-    return HttpLimits(
-        max_body_bytes=server.max_body_bytes,
-        body_timeout_s=server.body_timeout_s,
-        heartbeat_interval_s=server.heartbeat_interval_s,
-        max_unread_bytes=server.max_unread_bytes,
-        max_prompts=server.max_prompts,
-    )
-
-
 def _stored_content(
-    config: Config, app: App, clock: Clock, tenants: TenantWatcher, gateway: Gateway, recorder: Recorder
+    config: Config,
+    app: App,
+    clock: Clock,
+    tenants: TenantWatcher,
+    gateway: Gateway,
+    recorder: Recorder,
+    queue: SharedQueue | None,
 ) -> Storage:
     """Stored content and stored work, served by the app."""
     storage = make_storage(
@@ -270,8 +287,9 @@ def _stored_content(
         recorder,
         providers_of(config, clock, tenants, gateway, recorder),
         max_line_bytes=config.server.max_body_bytes,
-        is_shared=config.cluster.redis is not None,
+        shared_queue=queue,
     )
+    mount_work(config, app, storage, tenants, recorder)
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
@@ -279,12 +297,19 @@ def _stored_content(
     app.mount(lambda refuse, fail: MessageBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
+    settings = {model: history.settings() for model, history in config.histories.items()}
+    summaries = Summaries(settings, storage.documents, app.serve, clock)
+    if settings:
+        app.use_histories(HistoryChatEndpoint(gateway, summaries))
+    app.mount(lambda refuse, fail: HistoriesRouter(refuse, fail, storage.documents, summaries))
     return storage
 
 
-def _mount_dashboard(config: Config, app: App, gateway: Gateway, observation: Observation) -> None:
+def _mount_dashboard(
+    config: Config, app: App, gateway: Gateway, observation: Observation, lanes: Mapping[Lane, LanePolicy]
+) -> None:
     """Serve the dashboard. Its charts have one point per sample of the metrics."""
-    lanes, history = config.lane_policies(), observation.history
+    history = observation.history
     alerts = observation.alerting.report if config.alerts.active_rules() else None
     dashboard = DashboardData(gateway, history, lanes, lambda: _open_run_reader(config.ledger), alerts)
     observation.followers.append(dashboard.points.sample)
@@ -348,13 +373,3 @@ def _open_run_reader(ledger: str) -> LedgerQueries | None:
         return opening.open_queries(ledger)
     except LedgerUnusable:
         return None
-
-
-def _sharing(config: SingleFlightConfig) -> Sharing:
-    return Sharing(
-        identical=config.identical,
-        linger_s=config.linger_ms / 1000,
-        replay_ttl_s=config.replay_ttl_s,
-        replay_max_bytes=config.replay_max_bytes,
-        join_history_max_bytes=config.join_history_max_bytes,
-    )

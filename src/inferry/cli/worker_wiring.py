@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inferry.cli.config.python_functions import function_error
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig
 from inferry.cli.config.secrets import secret_variable, variable_error
 from inferry.cli.config.workers import (
     EmbeddedWorkerConfig,
     HttpWorkerConfig,
     OpenAIWorkerConfig,
+    PythonWorkerConfig,
     RayWorkerConfig,
     VllmInProcessWorkerConfig,
     VllmWorkerConfig,
@@ -50,6 +52,8 @@ def make_worker(
             return _vllm_in_process(config, clock)
         case HttpWorkerConfig():
             return http_worker(config, clock, lanes, health), {}
+        case PythonWorkerConfig():
+            return _python_function(config, clock), {}
         case RayWorkerConfig():
             raise ConfigError(f"worker `{config.name}`: kind ray is for workers of the configuration itself")
 
@@ -94,6 +98,7 @@ def http_worker(
         controlled=config.capacity == "adaptive",
         chunk_tokens=config.chunk_tokens,
         gpus=config.gpus,
+        overflow=isinstance(config, OpenAIWorkerConfig) and config.overflow,
         tasks=None if config.tasks is None else frozenset(Task(name) for name in config.tasks),
         max_inputs=config.max_inputs_per_request,
         connect_timeout_s=config.connect_timeout_s,
@@ -232,6 +237,27 @@ def _vllm_in_process(
         open_link=open_link,
     )
     return worker, dict.fromkeys(names, tokenizer)
+
+
+def _python_function(config: PythonWorkerConfig, clock: Clock) -> Worker:
+    from inferry.workers.in_process.python_function import FunctionSettings, PythonFunctionWorker
+
+    if (problem := function_error(config)) is not None:
+        raise ConfigError(f"worker `{config.name}`: {problem}")
+    settings = FunctionSettings(
+        function=config.function,
+        directory=Path(config.directory).expanduser(),
+        model=config.model,
+        task=Task(config.task),
+        max_batch=config.max_batch,
+        call_timeout_s=config.call_timeout_s,
+        default_output_tokens=config.default_output_tokens,
+        group=config.group,
+        pool=config.pool,
+        precision=config.precision,
+        gpus=config.gpus,
+    )
+    return PythonFunctionWorker(config.name, settings, clock)
 
 
 def vllm_engine(config: VllmInProcessWorkerConfig) -> "VllmEngine":

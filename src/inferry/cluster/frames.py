@@ -163,6 +163,7 @@ class JobFields(Struct, array_like=True, frozen=True):
     trace: dict[bytes, bytes] | None
     max_kv_tokens: int | None
     ttft_allowance_s: float
+    composed: str | None = None
 
 
 class Submit(Struct, tag=4, array_like=True, frozen=True):

@@ -63,6 +63,7 @@ def job_to_fields(job: InferenceJob, now: float) -> JobFields:
         None if trace is None else _to_header_dict(trace.headers(job.attempt)),
         job.max_kv_tokens,
         job.ttft_allowance_s,
+        job.composed,
     )
 
 
@@ -103,6 +104,7 @@ def fields_to_job(fields: JobFields, now: float) -> InferenceJob:
         repeat=None if repeat is None else RepeatPolicy(repeat.name, repeat.keep, repeat.fresh, repeat.linger_s),
         max_kv_tokens=fields.max_kv_tokens,
         ttft_allowance_s=fields.ttft_allowance_s,
+        composed=fields.composed,
     )
 
 

@@ -122,6 +122,12 @@ class OwnerServer:
         for connection in self.connections:
             connection.send(TenantsChanged())
 
+    async def wait_until_left(self) -> None:
+        """Return once no ingress process is connected."""
+        while self.connections:
+            self._all_lost.clear()
+            await self._all_lost.wait()
+
     async def close(self) -> None:
         """Stop listening and close every connection. Jobs that have not ended are cancelled."""
         if self._timer is not None:

@@ -52,6 +52,11 @@ class CapacityTracker:
         self._serving: dict[str, list[_TrackedWorker]] = {}
         self._arrivals = 0
 
+    def use_lanes(self) -> None:
+        """The lanes have other SLO targets."""
+        for tracked in self._tracked.values():
+            tracked.controller.use_lanes(self._lanes)
+
     def update_view(self, view: WorkerView, now: float) -> WorkerView:
         """The view that the scheduler gets of a worker whose view in the pool has changed."""
         tracked = self._tracked.get(view.worker)

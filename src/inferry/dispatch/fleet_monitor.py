@@ -54,6 +54,10 @@ class FleetMonitor:
         self.on_overdue: Callable[[Attempt, float], None] = lambda attempt, now: None
         self.has_jobs: Callable[[], bool] = lambda: False
 
+    def use_lanes(self) -> None:
+        """The lanes have other SLO targets: capacities follow when they are computed next."""
+        self._capacity.use_lanes()
+
     def view_changed(self, worker: str) -> None:
         view = self._pool.view(worker)
         self._metrics.register_models(view.models)

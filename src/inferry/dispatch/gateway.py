@@ -19,6 +19,7 @@ from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.model_catalog import ModelCatalog
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.run_cancellation import RunCanceller
+from inferry.dispatch.run_watchers import RunWatchers
 from inferry.dispatch.scale_monitor import ScaleMonitor
 from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.values import CancelReport, WorkerReport
@@ -28,13 +29,15 @@ from inferry.domain.clock import Clock
 from inferry.domain.decisions import Decision
 from inferry.domain.errors import CallAborted, Draining, GatewayError
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.lanes import Lane
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.ledger import ComposedRow
 from inferry.domain.workers import WorkerView
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.runs.registry import Run, RunSnapshot, RunStatus, Totals
 from inferry.runs.run import tree_totals
-from inferry.streams.mailbox import JobStream
+from inferry.scheduling.lane_switch import LaneTrial
+from inferry.streams.mailbox import JobStream, ended_stream
 
 __all__ = [
     "AccountReport",
@@ -48,6 +51,7 @@ __all__ = [
     "RunStatus",
     "Totals",
     "WorkerReport",
+    "ended_stream",
 ]
 
 CLEANUP_INTERVAL_S = 60.0
@@ -86,6 +90,7 @@ class Gateway:
         self._queue_limiter = queue_limiter
         self._deadlines = deadlines
         self._recorder = recorder
+        self.record_composed: Callable[[ComposedRow], None] = recorder.record
         self._metrics = metrics
         self._gpu_accounting = gpu_accounting
         self.scale = scale
@@ -93,8 +98,10 @@ class Gateway:
         self._retry_spreader = QuotaRetrySpreader()
         self._budget_refusals = BudgetRefusals()
         self._is_draining = False
+        self._refuses_work = False
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._announced: set[asyncio.Task[CancelReport]] = set()
+        self._run_watchers = RunWatchers()
         self.on_run_cancelled: Callable[[str, str], None] | None = None
         """Tells other gateways of a run that was cancelled here. They may know runs that this one does not."""
         self._run_canceller = RunCanceller(
@@ -113,7 +120,7 @@ class Gateway:
     def submit(self, job: InferenceJob, caller: Caller = ANONYMOUS) -> JobStream:
         """Admit the job, or raise the GatewayError that refuses it."""
         try:
-            if self._is_draining:
+            if self._refuses_work:
                 raise Draining("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
             if self._single_flight.may_share(job):
                 return self._single_flight.submit(job, caller)
@@ -233,7 +240,18 @@ class Gateway:
         self._announced.add(task)
         task.add_done_callback(self._announced.discard)
 
+    def watch_run(self, tenant: str, run_id: str, on_cancelled: Callable[[], None]) -> Callable[[], None]:
+        """Call back when the run, or a parent of it, is cancelled here. Returns what ends the watch."""
+        return self._run_watchers.watch(tenant, run_id, on_cancelled)
+
+    def _tell_watchers(self, tenant: str, run_id: str) -> None:
+        self._run_watchers.tell(tenant, {run_id, *self._admission.runs.tree_of(tenant, run_id)})
+
     async def _cancel_here(self, tenant: str, run_id: str, wait_s: float, *, is_known: bool) -> CancelReport:
+        is_known = is_known or self._run_watchers.has(tenant, run_id)
+        if self._run_watchers:
+            # After the run's jobs have been told: until then its steps could still be repeated.
+            asyncio.get_running_loop().call_soon(self._tell_watchers, tenant, run_id)
         try:
             return await self._run_canceller.cancel_run(tenant, run_id, wait_s=wait_s, is_known=is_known)
         finally:
@@ -249,6 +267,7 @@ class Gateway:
         """A run is over: workers keep nothing for its next call, and it is concurrent no longer."""
         for sub_run_id in self._admission.runs.tree_of(tenant, run_id):
             self._pool.end_run(tenant, sub_run_id)
+            self._loop.end_run(tenant, sub_run_id)
         self._admission.gate.free_run_slot(tenant, run_id)
 
     def has_run(self, tenant: str, run_id: str) -> bool:
@@ -294,6 +313,13 @@ class Gateway:
     def worker_reports(self) -> list[WorkerReport]:
         return self._pool.report()
 
+    def use_lanes(self, lanes: Mapping[Lane, LanePolicy], version: int, trial: LaneTrial | None = None) -> None:
+        """Apply other lane policies to calls that arrive from now on, and those of a trial to its runs. No call in
+        progress is affected."""
+        self._queue_limiter.use_lanes(lanes)
+        self.models.use_lanes(lanes, None if trial is None else trial.lanes)
+        self._loop.use_lanes(lanes, version, trial)
+
     def account_gpu_time(self, now: float) -> None:
         """Add the time since the last call to the workers' GPU time."""
         self._gpu_accounting.sample(now)
@@ -328,13 +354,18 @@ class Gateway:
         self._admission.gate.forget_idle(now)
         self._cleanup_timer = asyncio.get_running_loop().call_later(CLEANUP_INTERVAL_S, self._clean_up)
 
+    def announce_drain(self) -> None:
+        """Not ready from now on. Work is accepted until `drain`."""
+        self._is_draining = True
+
     async def drain(self) -> None:
         """Refuse new work and return once everything accepted has ended."""
-        self._is_draining = True
+        self._is_draining = self._refuses_work = True
         await self._loop.wait_idle()
 
     def abandon(self, *, immediately: bool = False) -> None:
-        """The grace period is over: end all jobs, as workers confirm or at once."""
+        """The grace period is over: refuse new work and end all jobs, as workers confirm or at once."""
+        self._refuses_work = True
         error = Draining("the gateway shut down before the call completed", retry_after_s=RETRY_AFTER_S)
         if immediately:
             self._loop.end_all(error)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from inferry.dispatch.budget import Budget, budget_stop, is_budget_capped
 from inferry.dispatch.cancel_sender import CancelSender, PendingCancel
 from inferry.dispatch.gpu_accounting import GpuAccounting
+from inferry.dispatch.overflow import OverflowRouter
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.usage_validator import UsageValidator
 from inferry.domain.attempts import Attempt
@@ -21,6 +22,7 @@ from inferry.domain.plans import PROGRESS_INTERVAL_TOKENS, BatchPlan, Ended, Fir
 from inferry.domain.recovery import Retry, next_attempt, total_usage
 from inferry.domain.streams import Delta, Done, End, Failed, Item, Placed, Restarted
 from inferry.domain.values import replace
+from inferry.scheduling.lane_switch import LaneTrial
 from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.demux import Demux
 from inferry.streams.mailbox import JobStream
@@ -51,6 +53,7 @@ class JobLifecycle:
         usage_validator: UsageValidator,
         gpu_accounting: GpuAccounting,
         budget: Budget | None = None,
+        overflow: OverflowRouter | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -61,19 +64,28 @@ class JobLifecycle:
         self._usage_validator = usage_validator
         self._gpu_accounting = gpu_accounting
         self._budget = budget
+        self._overflow = overflow
         if budget is not None and budget.charges_gpu_time():
             gpu_accounting.on_accrued = self.gpu_time_accrued
-        self._slo_targets = {
-            lane: (policy.ttft_ms / 1000, (policy.itl_ms or 0) / 1000)
-            for lane, policy in lanes.items()
-            if policy.ttft_ms is not None
-        }
+        self._settings_version = 0
+        self._trial: LaneTrial | None = None
+        self.use_lanes(lanes, 0, None)
         self.demux = Demux()
         self._cancel_reasons: dict[str, GatewayError] = {}
         self._budget_stopped: set[str] = set()
         self.request_tick: Callable[[], None] = lambda: None
         self.on_retry: Callable[[str, float], None] = lambda job_id, delay_s: None
         self.on_idle: Callable[[], None] = lambda: None
+
+    def use_lanes(self, lanes: Mapping[Lane, LanePolicy], version: int, trial: LaneTrial | None) -> None:
+        """Judge by other SLO targets, and note the settings version with attempts that begin."""
+        self._slo_targets = {
+            lane: (policy.ttft_ms / 1000, (policy.itl_ms or 0) / 1000)
+            for lane, policy in lanes.items()
+            if policy.ttft_ms is not None
+        }
+        self._settings_version = version
+        self._trial = trial
 
     # -- before the worker -------------------------------------------------------------------------------------------
 
@@ -83,6 +95,11 @@ class JobLifecycle:
         attempt.grant(granted_tokens)
         attempt.predicted = predicted
         return self.demux.open(attempt)
+
+    def settle_overflow(self, attempt: Attempt) -> None:
+        """Charge what an attempt on a hosted worker cost, and return the rest of what was reserved for it."""
+        if attempt.job.overflow is not None and self._overflow is not None:
+            self._overflow.settle(attempt)
 
     def queued(self, attempt: Attempt, now: float) -> None:
         self._events.queued(attempt, now)
@@ -277,6 +294,7 @@ class JobLifecycle:
             else Ended(output_tokens=max(usage.output_tokens, attempt.output_tokens)),
             now,
         )
+        self.settle_overflow(attempt)
         attempt.ledger_entry = attempt.entry(self._clock.wall(), cost)
         self._events.ended(attempt, now)
 
@@ -284,4 +302,7 @@ class JobLifecycle:
         attempt = Attempt(job)
         if job.lane in self._slo_targets:
             attempt.slo_attained = True
+        trial = self._trial
+        is_tried = trial is not None and trial.split.takes(job.tenant, job.run_id)
+        attempt.settings_version = trial.version if trial is not None and is_tried else self._settings_version
         return attempt

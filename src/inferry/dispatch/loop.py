@@ -12,7 +12,7 @@ What happens to a job between its admission and its end is in `lifecycle`, which
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from inferry.dispatch.budget import BUDGET_HOLD_S
@@ -39,11 +39,13 @@ from inferry.domain.errors import (
     WorkerTimeout,
 )
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.plans import BatchPlan, JobLocation
 from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.routes import RouteKey
 from inferry.domain.streams import Failed
 from inferry.observe.counters import TickStatistics
+from inferry.scheduling.lane_switch import LaneTrial
 from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.mailbox import JobStream
 
@@ -120,14 +122,15 @@ class DispatchLoop:
         `reoffer`, and fails with that error after BUDGET_HOLD_S. Raises QueueFull or DeadlineInfeasible.
         """
         now = self._now()
-        prediction = self._queue_admission.admit(job, now)
+        job, prediction = self._queue_admission.admit(job, now)
         stream = self._lifecycle.open(job, granted_tokens, prediction)
         try:
             if hold_error is None:
-                self._scheduler.offer(job, now)
+                self._scheduler.offer(job, now, is_admitted=job.overflow is not None)
             else:
                 self._delayed[job.job_id] = self._loop.call_later(BUDGET_HOLD_S, self.cancel, job.job_id, hold_error)
         except Exception as error:
+            self._lifecycle.settle_overflow(stream.attempt)
             refusal = error if isinstance(error, GatewayError) else InternalError("the job could not be queued")
             self._demux.close(stream, Failed(job.job_id, refusal))
             raise
@@ -136,6 +139,13 @@ class DispatchLoop:
         self._fleet.resume()
         self._request_tick()
         return stream
+
+    def use_lanes(self, lanes: Mapping[Lane, LanePolicy], version: int, trial: LaneTrial | None) -> None:
+        """Apply other lane policies to jobs that arrive from now on."""
+        self._scheduler.use_lanes(lanes, version, trial)
+        self._lifecycle.use_lanes(lanes, version, trial)
+        self._fleet.use_lanes()
+        self._request_tick()
 
     def check_space(self, job: InferenceJob, count: int) -> None:
         """Raise the refusal of `count` jobs like this one that cannot be queued together."""
@@ -200,6 +210,11 @@ class DispatchLoop:
             self._delayed[job_id] = self._loop.call_later(delay_s, self.reoffer, job_id)
         else:
             self.reoffer(job_id)
+
+    def end_run(self, tenant: str, run_id: str) -> None:
+        """The run is over: no worker keeps KV for it, which may let paused runs go on."""
+        self._scheduler.end_run(tenant, run_id)
+        self._request_tick()
 
     def has_route(self, route: RouteKey) -> bool:
         """Whether some worker, up or down, could take jobs of the route."""

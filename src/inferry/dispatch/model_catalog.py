@@ -29,7 +29,15 @@ class ModelCatalog:
         self._tokenizers = tokenizers  # shared with the owner: workers may be added later
         self.estimator = estimator
         self.now = clock.now
-        self._max_wait_ms = {lane: policy.max_wait_ms for lane, policy in lanes.items()}
+        self.use_lanes(lanes)
+
+    def use_lanes(self, lanes: Mapping[Lane, LanePolicy], tried: Mapping[Lane, LanePolicy] | None = None) -> None:
+        """Follow other policies. A job's bound on holding is the longer one during a trial: its rules set the exact
+        one."""
+        self._max_wait_ms = {
+            lane: policy.max_wait_ms if tried is None else max(policy.max_wait_ms, tried[lane].max_wait_ms)
+            for lane, policy in lanes.items()
+        }
         self._lanes = lanes
         self._preempted = evictable_lanes(lanes)
 

@@ -85,13 +85,14 @@ class Pool:
         return supervisor is not None and supervisor.view.is_remote
 
     def serves(self, model: str) -> bool:
-        """Whether some worker of this model is up."""
+        """Whether some worker of this model is up, those for overflow aside."""
         return model in self._models_up
 
     def serves_elsewhere(self, model: str, avoid: Collection[str]) -> bool:
-        """Whether some other worker of this model is up."""
+        """Whether some other worker of this model is up, those for overflow aside."""
         return any(
-            view.phase is Phase.READY and model in view.models and view.worker not in avoid for view in self.views()
+            view.phase is Phase.READY and model in view.models and view.worker not in avoid and not view.overflow
+            for view in self.views()
         )
 
     def is_model_out(self, model: str) -> bool:
@@ -99,6 +100,7 @@ class Pool:
         return model not in self._models_up and any(
             (supervisor.was_up or supervisor.view.scale_up_wait_s is not None)
             and not supervisor.is_drained
+            and not supervisor.view.overflow
             and model in supervisor.view.models
             for supervisor in self._supervisors.values()
         )
@@ -310,7 +312,7 @@ class Pool:
         self._cards = cards
         self._serving = worker_count
         self._models_up = frozenset(
-            model for view in self.views() if view.phase is Phase.READY for model in view.models
+            model for view in self.views() if view.phase is Phase.READY and not view.overflow for model in view.models
         )
 
 

@@ -4,30 +4,44 @@ Subscribes to `queued`, `sent` and `ended`, to learn how the predicted waits tur
 """
 
 from inferry.admission.queue_limiter import QueueLimiter
+from inferry.dispatch.overflow import OverflowRouter
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import InvalidRequest, QueueFull
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.plans import PredictedWait
 from inferry.prediction.wait_model import NOTHING_AHEAD, WaitModel, deadline_refusal
 from inferry.prediction.wait_prediction import WaitPrediction
 from inferry.scheduling.scheduler import Scheduler
+
+_NO_WAIT = PredictedWait(0.0, 0.0)
+"""Of jobs that overflow. They teach the wait model nothing about own workers."""
 
 
 class QueueAdmission:
     """Predicts waits from what the scheduler has queued, and enforces deadlines and queue limits on arrival."""
 
-    def __init__(self, scheduler: Scheduler, limiter: QueueLimiter, waits: WaitModel) -> None:
+    def __init__(
+        self, scheduler: Scheduler, limiter: QueueLimiter, waits: WaitModel, overflow: OverflowRouter | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._limiter = limiter
         self._waits = waits
+        self._overflow = overflow
 
-    def admit(self, job: InferenceJob, now: float) -> WaitPrediction:
-        """The job's predicted wait. Raises QueueFull, or DeadlineInfeasible if the deadline would pass in the queue."""
+    def admit(self, job: InferenceJob, now: float) -> tuple[InferenceJob, PredictedWait]:
+        """The job and its predicted wait. A job that would be late may be redirected to a hosted worker, where it does
+        not wait. Raises QueueFull, or DeadlineInfeasible if the deadline would pass in the queue.
+        """
         prediction = self._predict(job, job.tenant, now)
+        if self._overflow is not None:
+            overflowed = self._overflow.redirect(job, prediction.p90_s, now)
+            if overflowed is not None:
+                return overflowed, _NO_WAIT
         if job.deadline is not None and (too_late := deadline_refusal(self._waits, job, prediction, now)) is not None:
             raise too_late
         if not self._limiter.has_space(job):
             self._check_limits(job, self._predict(job, None, now), now)
-        return prediction
+        return job, prediction
 
     def check_space(self, job: InferenceJob, count: int, now: float) -> None:
         """Raises QueueFull where the lane has no space for `count` jobs more, InvalidRequest where it never has."""

@@ -10,7 +10,9 @@ CallbackStatus = Literal["waiting", "pending", "delivered", "failed"]
 
 
 class AsyncJobDetail(Struct, frozen=True, kw_only=True):
-    """What is stored of a job and never searched for. `headers` are further headers of the call, in lower case."""
+    """What is stored of a job and never searched for. `headers` are further headers of the call, in lower case. `model`
+    is what its body names.
+    """
 
     run_id: str
     step_id: str
@@ -18,6 +20,7 @@ class AsyncJobDetail(Struct, frozen=True, kw_only=True):
     has_deadline: bool = False
     metadata: dict[str, str] | None = None
     callback_url: str | None = None
+    model: str = ""
 
 
 class AsyncJob(Struct, frozen=True, kw_only=True):

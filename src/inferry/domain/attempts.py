@@ -63,6 +63,7 @@ class Attempt:
         "reported_tokens",
         "resumed",
         "sent_at",
+        "settings_version",
         "slo_attained",
         "slo_start_at",
         "state",
@@ -94,6 +95,8 @@ class Attempt:
         # resumes a job.
         self.slo_start_at = job.arrived_at + job.ttft_allowance_s
         self.predicted: PredictedWait | None = None
+        # The settings it ran with; 0 where settings have no versions.
+        self.settings_version = 0
         # Whether the worker reported a usage that cannot be true.
         self.usage_corrected = False
         # GPU-seconds on the worker and the part of the prompt, and whether they are estimates; None if not sent.
@@ -220,6 +223,8 @@ class Attempt:
             engine_batch=self.engine_batch,
             batch_fill=self.batch_fill,
             gpu_estimated=self.gpu_estimated,
+            settings_version=self.settings_version or None,
+            composed=job.composed,
         )
 
 

@@ -1,12 +1,14 @@
 """A decision record as sentences, for timelines and pages."""
 
 from inferry.domain import decisions
-from inferry.domain.decisions import Decision
+from inferry.domain.decisions import Decision, Overflow
+from inferry.domain.prices import NANOS_PER_UNIT
 
 _HELD_FOR = {
     decisions.WINDOW: "for the lane's batching window",
     decisions.RUNNING_BATCH: "to share a batch while another one ran",
     decisions.SIBLINGS: "for siblings with the same prefix",
+    decisions.SESSION_PAUSE: "because the KV of other runs filled the worker",
 }
 _WAITED_FOR = {
     decisions.SEQUENCES: "a free sequence",
@@ -39,6 +41,7 @@ _FILTERED = {
     "has_precision": "have another precision",
     "has_adapter": "lack the adapter",
     "is_in_pool": "belong to another tenant pool",
+    "is_for_overflow": "take only jobs that overflow, or none of them",
     decisions.WORKER_GROUP: "are in other groups",
     decisions.WORKER_DOWN: "are down",
     decisions.BREAKER: "have an open circuit breaker",
@@ -58,6 +61,8 @@ def describe(decision: Decision, worker: str | None) -> str:
     if decision.limit is not None:
         on = "" if decision.limit_worker is None else f" of {decision.limit_worker}"
         sentences.append(f"Bound last by `{decision.limit}`{on}.")
+    if decision.overflow is not None:
+        sentences.append(_overflowed(decision.overflow))
     if decision.picked_by is not None and worker is not None:
         reason = _PICKED.get(decision.picked_by, f"was picked by {decision.picked_by}")
         if decision.candidates == 1:
@@ -73,6 +78,13 @@ def describe(decision: Decision, worker: str | None) -> str:
         parts = [f"{count} {_FILTERED.get(reason, reason)}" for reason, count in decision.filtered.items()]
         sentences.append(f"Other workers: {', '.join(parts)}.")
     return " ".join(sentences)
+
+
+def _overflowed(overflow: Overflow) -> str:
+    missed = "its deadline" if overflow.reason == decisions.MISSES_DEADLINE else "its TTFT target"
+    wait = "none was up" if overflow.wait_s is None else f"predicted wait {_ms(overflow.wait_s)}"
+    cost = "" if overflow.cost_nanos is None else f", for {overflow.cost_nanos / NANOS_PER_UNIT:.6f}"
+    return f"Overflowed{cost}: own workers would have missed {missed} ({wait})."
 
 
 def _ms(seconds: float) -> str:

@@ -6,16 +6,17 @@ show it. It names limits, rules, workers and durations, and nothing of the promp
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from inferry.domain.values import Value
 
-# Why a job is held voluntarily, for others to join its batch.
+# Why a job is held voluntarily: for others to join its batch, or because its run is paused.
 WINDOW: Final = "window"
 RUNNING_BATCH: Final = "running_batch"
 SIBLINGS: Final = "siblings"
+SESSION_PAUSE: Final = "session_pause"
 
 # What keeps a job that is ready from a worker.
 SEQUENCES: Final = "sequences"
@@ -50,6 +51,24 @@ FLEET_LIMITS: Final = (WORKER_GROUP, WORKER_DOWN, BREAKER, NO_WORKER)
 """Limits that leave no worker to wait for."""
 
 
+# Why a job goes to a worker for overflow.
+MISSES_DEADLINE: Final = "deadline"
+MISSES_TARGET: Final = "target"
+
+
+class Overflow(Value):
+    """Why a job goes to a worker for overflow, and what that cost.
+
+    `reason`: what it would miss on own workers. `wait_s`: its predicted wait for them, in seconds (P90); None where
+    none of them was up. `cost_nanos`: billionths of the currency; None before the attempt has ended.
+    """
+
+    def __init__(self, reason: str, wait_s: float | None, cost_nanos: int | None = None) -> None:
+        self.reason: Final = reason
+        self.wait_s: Final = wait_s
+        self.cost_nanos: Final = cost_nanos
+
+
 class Decision(Value):
     """The decision about one attempt. Durations are seconds.
 
@@ -57,7 +76,7 @@ class Decision(Value):
     the head of its queue; without the time until the next tick. `limit` bound it last, on `limit_worker`. `picked_by`:
     the rule that chose the worker; None for a job that was never sent. `candidates`: workers that it could have gone
     to, full or not. `filtered`: the other workers, by what excludes them. `cached_tokens`: prompt tokens expected in
-    the worker's prefix cache.
+    the worker's prefix cache. `overflow`: why the job went to a worker for overflow; None for other jobs.
     """
 
     def __init__(
@@ -72,6 +91,7 @@ class Decision(Value):
         limit: str | None = None,
         limit_worker: str | None = None,
         waits: Mapping[str, float] | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
         self.picked_by: Final = picked_by
         self.candidates: Final = candidates
@@ -82,6 +102,7 @@ class Decision(Value):
         self.limit: Final = limit
         self.limit_worker: Final = limit_worker
         self.waits: Final = waits
+        self.overflow: Final = overflow
 
 
 def to_text(decision: Decision) -> str:
@@ -99,6 +120,8 @@ def to_text(decision: Decision) -> str:
             text += f',"limit_worker":{msgspec.json.encode(decision.limit_worker).decode()}'
         waits = [f'"{limit}":{round(waited * 1000, 3)}' for limit, waited in (decision.waits or {}).items()]
         text += f',"waits_ms":{{{",".join(waits)}}}'
+    if decision.overflow is not None:
+        text += f',"overflow":{msgspec.json.encode(_overflow_fields(decision.overflow)).decode()}'
     return text + "}"
 
 
@@ -126,7 +149,25 @@ def to_fields(decision: Decision) -> dict[str, object]:
         if decision.limit_worker is not None:
             fields["limit_worker"] = decision.limit_worker
         fields["waits_ms"] = {name: round(waited * 1000, 3) for name, waited in (decision.waits or {}).items()}
+    if decision.overflow is not None:
+        fields["overflow"] = _overflow_fields(decision.overflow)
     return fields
+
+
+def _overflow_fields(overflow: Overflow) -> dict[str, object]:
+    fields: dict[str, object] = {"reason": overflow.reason}
+    if overflow.wait_s is not None:
+        fields["wait_ms"] = round(overflow.wait_s * 1000, 3)
+    if overflow.cost_nanos is not None:
+        fields["cost_nanos"] = overflow.cost_nanos
+    return fields
+
+
+def _overflow(fields: dict[str, Any] | None) -> Overflow | None:
+    if fields is None:
+        return None
+    wait_ms = fields.get("wait_ms")
+    return Overflow(str(fields["reason"]), None if wait_ms is None else wait_ms / 1000, fields.get("cost_nanos"))
 
 
 def from_text(text: str | None) -> Decision | None:
@@ -145,6 +186,7 @@ def from_text(text: str | None) -> Decision | None:
             limit=fields.get("limit"),
             limit_worker=fields.get("limit_worker"),
             waits={str(name): float(waited) / 1000 for name, waited in fields.get("waits_ms", {}).items()} or None,
+            overflow=_overflow(fields.get("overflow")),
         )
-    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError):
+    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError, LookupError):
         return None

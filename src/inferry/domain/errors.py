@@ -33,6 +33,12 @@ class InternalError(GatewayError):
     """A defect of the gateway."""
 
 
+class FunctionFailed(GatewayError):
+    """A Python function of a pipeline raised an exception, or returned a value of another type than declared."""
+
+    status, code = 500, "function_failed"
+
+
 class InvalidRequest(GatewayError):
     """The body or a header is invalid."""
 

@@ -3,6 +3,7 @@
 import enum
 from typing import Any, Final, Literal
 
+from inferry.domain.decisions import Overflow
 from inferry.domain.lanes import Lane
 from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
@@ -214,7 +215,8 @@ class InferenceJob(Value):
     worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its
     trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
     `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt. `is_recorded`: this process
-    writes its attempts to the ledger.
+    writes its attempts to the ledger. `composed`: the composed model and stage that the job is a step of, as
+    `name/stage`. `overflow`: why it goes to a worker for overflow; None for other jobs.
     """
 
     # fmt: off
@@ -227,7 +229,8 @@ class InferenceJob(Value):
         stream: bool = False, resume: ResumeMode = ResumeMode.RESTART, attempt: int = 1,
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
         repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
-        ttft_allowance_s: float = 0.0, is_recorded: bool = True,
+        ttft_allowance_s: float = 0.0, is_recorded: bool = True, composed: str | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -263,3 +266,5 @@ class InferenceJob(Value):
         self.max_kv_tokens: Final = max_kv_tokens
         self.ttft_allowance_s: Final = ttft_allowance_s
         self.is_recorded: Final = is_recorded
+        self.composed: Final = composed
+        self.overflow: Final = overflow

@@ -63,6 +63,26 @@ class GpuTimeRow(Struct, frozen=True, kw_only=True):
     gpu_seconds: float
 
 
+class ComposedRow(Struct, frozen=True, kw_only=True):
+    """How one call of a composed model was answered. Appending the same `call_id` again has no effect.
+
+    `path`: the models that were called, with `>` between them. `accepted`: of a cascade, whether the small model
+    answered. `score`: what the threshold was compared with. `agreed`: whether a sampled comparison found the same
+    answer; None where none was made. `ended_at`: Unix seconds.
+    """
+
+    call_id: str
+    ended_at: float
+    tenant: str
+    name: str
+    kind: str
+    path: str
+    accepted: bool
+    reason: str
+    score: float | None = None
+    agreed: bool | None = None
+
+
 class LedgerEntry(Struct, frozen=True, kw_only=True):
     """One attempt. Appending the same (job_id, attempt) again has no effect.
 
@@ -72,6 +92,8 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     running on the worker while the attempt ran, and the fraction of the worker's limit. `gpu_estimated`: whether
     `gpu_seconds` is an estimate. `attained`: whether every token met the lane's target, None without one. `ended_at`:
     Unix seconds. `decision`: why the job waited and why its worker was picked, as JSON (`domain.decisions`).
+    `settings_version`: the version of the settings that the attempt ran with.
+    `composed`: the composed model and stage that the job is a step of, as `name/stage`.
     """
 
     job_id: str
@@ -107,3 +129,5 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     batch_fill: float | None = None
     gpu_estimated: bool | None = None
     decision: str | None = None
+    settings_version: int | None = None
+    composed: str | None = None

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from inferry.domain.ledger import GpuTimeRow, LedgerEntry
+from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
 from inferry.domain.plans import BatchPlan
 from inferry.domain.routes import GENERATES, Task
 from inferry.domain.streams import Item
@@ -156,5 +156,7 @@ class Ledger(Protocol):
     def append(self, entries: Sequence[LedgerEntry]) -> None: ...
 
     def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None: ...
+
+    def append_composed(self, rows: Sequence[ComposedRow]) -> None: ...
 
     def close(self) -> None: ...

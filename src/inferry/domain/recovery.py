@@ -40,7 +40,8 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
         before = len(job.resume_point.output_ids) if job.resume_point is not None else 0
         usage = Usage(len(resume_point.prompt_ids) + before, 0, len(resume_point.output_ids) - before)
         return Done(job.job_id, FinishReason.LENGTH, usage)
-    route = job.route
+    # Another attempt costs again: it does not overflow.
+    route = replace(job.route, overflow=False) if job.route.overflow else job.route
     if not was_preempted and attempt.plan is not None and attempt.plan.worker not in route.avoid:
         route = replace(route, avoid=(*route.avoid, attempt.plan.worker))
     next_job = replace(
@@ -53,6 +54,7 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
         batch_key=replace(job.batch_key, route=route),
         footprint=job.footprint if resume_point is None else _remaining_footprint(job, resume_point),
         max_wait_s=0.0,
+        overflow=None,
         # A client that has received output does not get a queue timeout.
         deadline=job.deadline if resume_point is None else None,
     )

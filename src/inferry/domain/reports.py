@@ -28,6 +28,7 @@ REPORTS: dict[str, str] = {
     "templates": "Templates by cost: runs, calls, tokens, cost and the cached part of their prompts.",
     "efficiency": "Workers: tokens per GPU-second, utilisation, and GPU time that was idle, wasted or unattributed.",
     "compare": "Two periods side by side, by lane: calls, tokens, cost, waits, attainment and the change in percent.",
+    "composed": "Composed models: share of calls that the small model answered, agreement, and what was saved.",
     "month": "Cost per month at the rate of the period, by tenant and model.",
 }
 """The reports by name, with what they show."""

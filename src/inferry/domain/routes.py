@@ -28,7 +28,7 @@ class RouteKey(Struct, frozen=True, gc=False):
     the same name where it is a LoRA adapter. `isolation`: the tenant pool the job is bound to, if any. `avoid`: workers
     that lost the job; they get it again only if no other worker is up. `length`: whether the predicted output is short
     or long; None where the lane does not separate them. `pooled`: the job embeds or scores. It has a queue of its own
-    beside jobs that generate.
+    beside jobs that generate. `overflow`: the job goes to a worker for overflow, and to no other.
     """
 
     model: str
@@ -38,6 +38,7 @@ class RouteKey(Struct, frozen=True, gc=False):
     avoid: tuple[str, ...] = ()
     length: OutputLength | None = None
     pooled: bool = False
+    overflow: bool = False
 
 
 class BatchKey(Struct, frozen=True, gc=False):

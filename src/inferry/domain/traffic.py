@@ -66,3 +66,24 @@ class Traffic(Struct, frozen=True, kw_only=True):
     lanes: tuple[LaneTraffic, ...] = ()
     workers: tuple[WorkerTraffic, ...] = ()
     tenants: tuple[TenantTraffic, ...] = ()
+
+
+class RecordedCall(Struct, frozen=True, kw_only=True):
+    """A call as the ledger has it, without its content. Times are milliseconds since `arrived_at` (Unix seconds)."""
+
+    arrived_at: float
+    tenant: str
+    run_id: str
+    model: str
+    lane: str
+    template_id: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queue_ms: float | None
+    first_token_ms: float | None
+    total_ms: float
+    engine_batch: float | None
+    attained: bool | None
+    cost_nanos: int | None
+    gpu_seconds: float | None

@@ -28,12 +28,14 @@ class Phase(enum.Enum):
 class DirectWaits(Struct, frozen=True, gc=False):
     """What jobs would wait in the engine if every call went there at once: seconds by lane, at the 95th percentile.
 
-    `prompt_token_s`: seconds per prompt token. `chunk_tokens`: prompt tokens in flight that keep the engine busy.
+    `prompt_token_s`: seconds per expected prompt token. `chunk_tokens`: prompt tokens in flight that keep the engine
+    busy. `computed_token_s`: seconds per prompt token that the engine computes; None where that is not known.
     """
 
     waits_s: tuple[float, ...]
     prompt_token_s: float
     chunk_tokens: int
+    computed_token_s: float | None = None
 
 
 class Capacity(Struct, frozen=True, gc=False):
@@ -114,6 +116,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     and is treated as down. `is_remote`: it passes jobs on to a process that queues and places them: no job is held or
     limited for it here, and it takes jobs of every lane. `scale_up_wait_s`: the worker stands for replicas that are
     started on demand; it gets no job itself, and a job whose model has no other worker waits this long for one.
+    `overflow`: a hosted worker that takes only jobs whose deadline or target cannot be met elsewhere.
     """
 
     worker: str
@@ -145,3 +148,4 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     breaker_open: bool = False
     is_remote: bool = False
     scale_up_wait_s: float | None = None
+    overflow: bool = False

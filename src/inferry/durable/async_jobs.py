@@ -1,18 +1,20 @@
 """Async jobs as clients see them: create, read, cancel, delete. The runner does the work."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail, CallbackSecret, Delivery, JobEnd
+from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail, AsyncJobStatus, CallbackSecret, Delivery, JobEnd
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Conflict, InvalidRequest, NotFound, StorageDisabled
 from inferry.domain.storage import Page, StorageLimits
-from inferry.durable.async_job_runner import AsyncJobRunner
 from inferry.durable.callback_policy import CallbackForbidden, CallbackPolicy, parse_target
 from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
+from inferry.durable.stored_work import model_in
 
 
 class ClientStore(Protocol):
@@ -27,6 +29,19 @@ class ClientStore(Protocol):
     def deliveries(self, id: str) -> list[Delivery]: ...
     def end(self, end: JobEnd) -> bool: ...
     def delete(self, tenant: str, id: str) -> bool: ...
+
+
+class JobRunner(Protocol):
+    """What takes jobs to their end: `AsyncJobRunner`, or `QueuedJobs` where gateways share a queue."""
+
+    @property
+    def ended(self) -> Counter[str]: ...
+    def start(self) -> None: ...
+    async def close(self) -> None: ...
+    async def poll(self) -> None: ...
+    def add(self, job: AsyncJob) -> None: ...
+    def stop(self, id: str) -> None: ...
+    def end_of(self, id: str, status: AsyncJobStatus) -> JobEnd: ...
 
 
 class SecretStore(Protocol):
@@ -56,7 +71,7 @@ class AsyncJobs:
         store: ClientStore,
         secrets: SecretStore,
         executor: StoreExecutor,
-        runner: AsyncJobRunner,
+        runner: JobRunner,
         execute: Execute,
         limits: StorageLimits,
         policy: CallbackPolicy,
@@ -101,7 +116,7 @@ class AsyncJobs:
             status="in_progress",
             created_at=now,
             deadline=now + left_s,
-            detail=new.detail,
+            detail=replace(new.detail, model=model_in(new.body)),
             size=len(new.body),
             callback=None if url is None else "waiting",
             idempotency_key=new.idempotency_key,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from inferry.domain.clock import Clock
 from inferry.domain.storage import UNFINISHED, Batch, BatchItem, ItemOutcome, ItemResult, ItemTry, Outcome, StoredFile
+from inferry.domain.work_queue import WorkQueue
 from inferry.durable.batch_output import write_files
 from inferry.durable.batch_run import BatchRun
 from inferry.durable.batch_validation import Validation
@@ -20,6 +21,7 @@ from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
 from inferry.durable.provider_run import ProviderRun, Providers
+from inferry.durable.queued_batch_run import QueuedBatchRun
 from inferry.durable.result_recorder import ResultRecorder
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class RunnerStore(Protocol):
 
 
 class BatchRunner:
-    """All batches of the gateway."""
+    """All batches of the gateway. With a `queue` their items run at all gateways that share it."""
 
     def __init__(
         self,
@@ -59,8 +61,10 @@ class BatchRunner:
         max_line_bytes: int,
         write_ledger: Callable[[], object],
         providers: Providers,
+        queue: WorkQueue | None = None,
     ) -> None:
         self._providers = providers
+        self._queue = queue
         self._store = store
         self._files = files
         self._executor = executor
@@ -69,7 +73,7 @@ class BatchRunner:
         self._max_line_bytes = max_line_bytes
         self._recorder = ResultRecorder(store, executor, write_ledger)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._runs: dict[str, BatchRun] = {}
+        self._runs: dict[str, BatchRun | QueuedBatchRun] = {}
         self._provider_runs: dict[str, ProviderRun] = {}
         self._tenants: dict[str, str] = {}
         self._cancelled: set[str] = set()
@@ -192,8 +196,7 @@ class BatchRunner:
     async def _run_own(self, batch: Batch, *, is_cancelled: bool) -> bool:
         """Run the items that no provider executes; whether the batch was cancelled."""
         id = batch.id
-        read_page = partial(self._read_page, id)
-        run = BatchRun(batch, read_page, self._execute, self._recorder, self._clock, partial(self._share, id))
+        run = self._make_run(batch)
         if is_cancelled:
             run.cancel()
         self._runs[id], self._tenants[id] = run, batch.tenant
@@ -204,6 +207,21 @@ class BatchRunner:
             del self._runs[id], self._tenants[id]
             self._share_out()
         return run.is_cancelled
+
+    def _make_run(self, batch: Batch) -> BatchRun | QueuedBatchRun:
+        read_page = partial(self._read_page, batch.id)
+        if self._queue is None:
+            share = partial(self._share, batch.id)
+            return BatchRun(batch, read_page, self._execute, self._recorder, self._clock, share)
+        has_pending, is_in_progress = partial(self._has_pending, batch.id), partial(self._is_in_progress, batch.id)
+        return QueuedBatchRun(batch, read_page, has_pending, is_in_progress, self._queue, self._clock)
+
+    async def _has_pending(self, id: str) -> bool:
+        return bool(await self._executor.run(self._store.pending, id, 0, 1, 0))
+
+    async def _is_in_progress(self, id: str) -> bool:
+        batch = await self._executor.run(self._store.load, id)
+        return batch is not None and batch.status == "in_progress"
 
     async def _read_page(self, id: str, after: int) -> list[BatchItem]:
         return await self._executor.run(self._store.pending, id, after, PAGE_ITEMS, PAGE_BYTES)

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from inferry.durable.async_job_runner import AsyncJobRunner
+from inferry.durable.async_jobs import JobRunner
 from inferry.durable.batch_runner import BatchRunner
 from inferry.durable.executor import StoreExecutor
 
@@ -41,7 +41,7 @@ class TenantData:
         jobs: _DeletableJobs,
         executor: StoreExecutor,
         runner: BatchRunner,
-        job_runner: AsyncJobRunner,
+        job_runner: JobRunner,
     ) -> None:
         self._documents = documents
         self._files = files

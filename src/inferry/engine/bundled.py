@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 BUNDLED_MODEL = "inferry-triage"
-BUNDLED_VERSION = "5"
+BUNDLED_VERSION = "6"
 BUNDLED_DIRECTORY = Path(__file__).parent / "triage"
 _MARKER = "inferry-triage.json"
 

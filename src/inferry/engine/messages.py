@@ -6,6 +6,7 @@ of: an end in a step, an entry in `Aborted.freed`, a `Rejected`. Aborts are answ
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +23,24 @@ class Setup(Struct, frozen=True, tag=0, array_like=True):
 
     model_dir: str
     config: EngineConfig
+
+
+class FunctionSetup(Struct, frozen=True, tag=7, array_like=True):
+    """The first message to the process of a Python function: `package.module:name`, found in `directory` too."""
+
+    function: str
+    task: str
+    max_batch: int
+    directory: str
+
+
+class AddInputs(Struct, frozen=True, tag=8, array_like=True):
+    """Inputs of a Python function, by key. Each is returned in a `Returned`, or freed by an abort."""
+
+    inputs: list[tuple[int, Any]]
+
+    def __repr__(self) -> str:
+        return f"AddInputs({len(self.inputs)} inputs)"
 
 
 class Request(Struct, frozen=True, array_like=True):
@@ -80,7 +99,7 @@ class UnloadAdapter(Struct, frozen=True, tag=6, array_like=True):
     adapter: int
 
 
-ToEngine = Setup | Add | Abort | EndRun | LoadAdapter | UnloadAdapter | Shutdown
+ToEngine = Setup | FunctionSetup | AddInputs | Add | Abort | EndRun | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
@@ -178,6 +197,21 @@ class AdapterChanged(Struct, frozen=True, tag=16, array_like=True):
     error: str | None = None
 
 
+class Returned(Struct, frozen=True, tag=18, array_like=True):
+    """One call of a Python function: the results by key, the errors by key, and how long it took.
+
+    A result is a text in UTF-8, or a vector or one score as native float32 values. An error names types and never
+    quotes an input; its flag says that the function has not returned what it must, whatever the input is.
+    """
+
+    results: list[tuple[int, bytes]]
+    errors: list[tuple[int, str, bool]]
+    seconds: float
+
+    def __repr__(self) -> str:
+        return f"Returned({len(self.results)} results, {len(self.errors)} errors)"
+
+
 class Fatal(Struct, frozen=True, tag=14, array_like=True):
     """The engine has failed. `message` never contains user data."""
 
@@ -194,7 +228,7 @@ class Draining(Struct, frozen=True, tag=17, array_like=True):
 
 HEARTBEAT_INTERVAL_S = 0.5
 
-FromEngine = Ready | StepDone | Aborted | Rejected | AdapterChanged | Fatal | Heartbeat | Draining
+FromEngine = Ready | StepDone | Returned | Aborted | Rejected | AdapterChanged | Fatal | Heartbeat | Draining
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -23,10 +23,12 @@ from inferry.ingress.admin_diagnosis import PATHS as DIAGNOSIS_PATHS
 from inferry.ingress.admin_endpoint import AdminEndpoint
 from inferry.ingress.admin_reports import PATHS as REPORT_PATHS
 from inferry.ingress.admin_scale import PATHS as SCALE_PATHS
+from inferry.ingress.admin_settings import PATHS as SETTINGS_PATHS
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
 from inferry.ingress.admin_tenants import AdminTenants
+from inferry.ingress.admin_work import PATHS as WORK_PATHS
 from inferry.ingress.dashboard.endpoints import PATHS as DASHBOARD_PATHS
 from inferry.ingress.dashboard.endpoints import SESSION, SESSION_PATHS, DashboardEndpoints, SessionEndpoint
 from inferry.ingress.dashboard.sessions import AdminKeyCheck, Session, Sessions, check_request
@@ -41,6 +43,8 @@ PATHS = (
     *REPORT_PATHS,
     *DIAGNOSIS_PATHS,
     *SCALE_PATHS,
+    *WORK_PATHS,
+    *SETTINGS_PATHS,
     *ALERT_PATHS,
     *DASHBOARD_PATHS,
     *SESSION_PATHS,
@@ -128,6 +132,8 @@ class Admin:
     def authorize(self, request: Request, peer: str) -> None:
         """Raise AdminOnly unless a request from this address may use the admin endpoints."""
         headers = request.headers
+        if any(endpoint.accepts_key(request) for endpoint in self.endpoints):
+            return
         session: Session | None = None
         if self._key_check is not None:
             has_key = bool(headers.get(b"authorization"))

@@ -48,14 +48,22 @@ class AdminEndpoint:
         work = self.route(path, dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)))
         if work is None:
             return False
+        self.answer_later(work, request, reply)
+        return True
+
+    def answer_later(self, work: Coroutine[None, None, Any], request: Request, reply: Reply) -> None:
+        """Answer with the result of the work."""
         task = asyncio.get_running_loop().create_task(self._answer(work, request, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return True
 
     def owns(self, path: str) -> bool:
         """Whether the path is one of these endpoints."""
         raise NotImplementedError
+
+    def accepts_key(self, request: Request) -> bool:
+        """Whether the request is for these endpoints and has a key of their own, which opens no other."""
+        return False
 
     async def close(self) -> None:
         """Cancel what is left and wait for it."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,6 +28,7 @@ from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.anthropic.decode import MESSAGES, MessagesEndpoint
 from inferry.ingress.auth import Auth
+from inferry.ingress.composed import ComposedCalls
 from inferry.ingress.dashboard import static
 from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.dashboard.endpoints import SESSION, DashboardEndpoints
@@ -42,23 +43,22 @@ from inferry.ingress.openai.decode import ChatEndpoint
 from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.prompt_calls import CompletionsEndpoint
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
-from inferry.ingress.openapi import document
 from inferry.ingress.pooling.decode import EmbeddingsEndpoint, PooledEndpoint, RerankEndpoint, ScoreEndpoint
 from inferry.ingress.pooling.parse import parse_pooled
+from inferry.ingress.public_pages import Handler, PublicPages
 from inferry.ingress.response import HeartbeatTimer, start_response
 from inferry.ingress.responses.endpoint import RESPONSES, ResponsesEndpoint
 from inferry.ingress.router import Fail, Refuse, Router
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
-from inferry.ingress.wire_format import OPENAI, DeferredRequest, Endpoint, WireFormat
+from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
 from inferry.observe.request_counts import RequestCounts
 from inferry.observe.tracing.tracer import Tracer
+from inferry.pipelines.composed import ComposedModel
 
 log = logging.getLogger(__name__)
-
-Handler = Callable[[str, Reply, Caller], None]
 
 _JSON = b"content-type: application/json\r\n"
 _API_PREFIX = "/v1/"
@@ -80,7 +80,6 @@ class App:
         problem: Callable[[], str | None] = lambda: None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._ledger_problem = problem
         self.limits = limits
         self._gateway = gateway
         self._metrics = metrics
@@ -104,16 +103,12 @@ class App:
             b"/v1/rerank": RerankEndpoint(),
             b"/v1/score": ScoreEndpoint(),
         }
-        self._routers: list[Router] = [
-            TokenCountsRouter(self._refuse, self._internal_error, gateway),
-            ModelsRouter(self._refuse, self._internal_error, gateway),
-        ]
+        self._composed: ComposedCalls | None = None
+        self._models = ModelsRouter(self._refuse, self._internal_error, gateway)
+        self._routers: list[Router] = [TokenCountsRouter(self._refuse, self._internal_error, gateway), self._models]
         self._gets: dict[str, Handler] = {
             "/": self._index,
-            "/health": self._health,
-            "/ready": self._ready,
-            "/metrics": self._metrics_page,
-            "/openapi.json": self._openapi_document,
+            **PublicPages(gateway, metrics, problem).handlers,
         }
 
     @property
@@ -145,9 +140,22 @@ class App:
             self._refuse, self._internal_error, data, self._gateway, self._runs, self._admin.sessions
         )
 
+    def use_histories(self, endpoint: Endpoint) -> None:
+        """Summarise the histories of long chats."""
+        self._posts[b"/v1/chat/completions"] = endpoint
+
     def use_alerts(self, report: Callable[[], list[dict[str, object]]]) -> None:
         """Show alerts to operators."""
         self._admin.alerts = AdminAlerts(report)
+
+    def use_composed(self, models: Mapping[str, ComposedModel]) -> ComposedCalls:
+        """Serve composed models too, under names that no worker serves. Returns what serves their calls."""
+        self._models.composed = {name: model.kind for name, model in models.items()}
+        unread, tracer = self.limits.max_unread_bytes, self._tracer
+        self._composed = ComposedCalls(
+            models, self._gateway, self._posts, self.serve, self._refuse, self._heartbeats, unread, tracer
+        )
+        return self._composed
 
     def accepts_body(self, request: Request, peer: str) -> bool:
         """Whether to read a request's body: the caller is authenticated and the path accepts one. Never raises.
@@ -189,13 +197,14 @@ class App:
     # -- inference ---------------------------------------------------------------------------------------------------
 
     def _generate(self, endpoint: Endpoint, request: Request, reply: Reply) -> None:
-        if self._tracer is not None:
+        if self._tracer is not None and request.trace is None:
             request.trace = self._tracer.begin(request.headers, request.target.partition(b"?")[0].decode("latin-1"))
         if request.problem is not None:
             self._metrics.refused(request.problem.code)
             self._refuse(request.problem, request, reply)
             return
         caller = ANONYMOUS
+        client_request: ClientRequest | None = None
         try:
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
             models = self._gateway.models
@@ -208,13 +217,21 @@ class App:
                 if isinstance(decoded, DeferredRequest):
                     self._start_task(self._prepare(decoded, caller, request, reply))
                     return
-                wire_format = decoded.format
+                client_request, wire_format = decoded, decoded.format
                 job = parse(decoded, request.headers, models, caller)
         except GatewayError as error:
+            if self._compose(error, client_request, request, reply, caller):
+                return
             self._metrics.refused(error.code)
             self._refuse(error, request, reply, caller)
             return
         self._continue(job, wire_format, caller, request, reply)
+
+    def _compose(
+        self, error: GatewayError, decoded: ClientRequest | None, request: Request, reply: Reply, caller: Caller
+    ) -> bool:
+        """Serve a call that was refused because no worker serves its model, where that is a composed model."""
+        return self._composed is not None and self._composed.serve(error, decoded, request, reply, caller)
 
     def _continue(
         self, job: InferenceJob | LongPrompt, wire_format: WireFormat, caller: Caller, request: Request, reply: Reply
@@ -230,6 +247,7 @@ class App:
         task.add_done_callback(self._tasks.discard)
 
     async def _prepare(self, deferred: DeferredRequest, caller: Caller, request: Request, reply: Reply) -> None:
+        decoded: ClientRequest | None = None
         try:
             try:
                 decoded = await deferred.prepare(request, reply, caller)
@@ -237,6 +255,8 @@ class App:
                     return
                 job = parse(decoded, request.headers, self._gateway.models, caller)
             except GatewayError as error:
+                if self._compose(error, decoded, request, reply, caller):
+                    return
                 self._metrics.refused(error.code)
                 raise
             self._continue(job, decoded.format, caller, request, reply)
@@ -314,6 +334,8 @@ class App:
 
     async def close(self) -> None:
         """Close the ledger. Nothing may be served after this."""
+        if self._composed is not None:
+            await self._composed.close()
         for router in self._routers:
             await router.close()
         await self._admin.close()
@@ -332,28 +354,6 @@ class App:
 
     def _file(self, path: str, reply: Reply, caller: Caller) -> None:
         self._files.serve(path.removeprefix(static.PREFIX), reply)
-
-    def _health(self, path: str, reply: Reply, caller: Caller) -> None:
-        """Liveness: the process responds."""
-        reply.respond(200, _JSON, msgspec.json.encode({"status": "ok"}))
-
-    def _ready(self, path: str, reply: Reply, caller: Caller) -> None:
-        """Readiness: a worker has completed a generation, the gateway accepts calls, and the ledger is available."""
-        problem = self._ledger_problem()
-        ready = self._gateway.is_ready and problem is None
-        state = "draining" if self._gateway.is_draining else "ready" if ready else "starting"
-        status = state if problem is None else "ledger_unavailable"
-        workers = {view.worker: view.phase.value for view in self._gateway.views()}
-        reason = {} if problem is None else {"reason": problem}
-        body = msgspec.json.encode({"status": status, **reason, "workers": workers})
-        reply.respond(200 if ready else 503, _JSON, body)
-
-    def _metrics_page(self, path: str, reply: Reply, caller: Caller) -> None:
-        body, content_type = self._metrics.render()
-        reply.respond(200, b"content-type: %b\r\n" % content_type.encode(), body)
-
-    def _openapi_document(self, path: str, reply: Reply, caller: Caller) -> None:
-        reply.respond(200, _JSON, document.render_document())
 
     def _refuse(self, error: GatewayError, request: Request, reply: Reply, caller: Caller = ANONYMOUS) -> None:
         generated_id = new_job_id()

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidApiKey, NoWorker
 from inferry.ingress.app import App
 from inferry.ingress.http.body_sink import BodySink
@@ -16,6 +17,7 @@ from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.http.request_head import CHUNKED
 from inferry.ingress.responses.endpoint import RESPONSES
+from inferry.ingress.wire_format import ClientRequest
 from inferry.observe.request_counts import RequestCounts
 
 MAX_PENDING_BYTES = 1024 * 1024
@@ -36,11 +38,13 @@ class ForwardingApp(App):
 
     _open_http: OpenHttp | None = None
     _counts: "LocalRequests | None" = None
+    stored_posts: frozenset[bytes] = frozenset({RESPONSES})
+    """Inference calls that the owner answers, since they need stored content."""
 
     def use_owner(self, open_http: OpenHttp | None) -> None:
         """Forward requests through this from now on; None: this process is the owner, and answers everything."""
         self._open_http = open_http
-        self._local = frozenset(self._posts) - {RESPONSES}  # responses may be stored, which the owner does
+        self._local = frozenset(self._posts) - self.stored_posts
 
     def report_requests(self) -> None:
         """Count requests for the owner, and none that it answers itself."""
@@ -89,6 +93,22 @@ class ForwardingApp(App):
             forwarded.start()
             forwarded.end()
             forwarded.respond(reply)
+
+    def _compose(
+        self, error: GatewayError, decoded: ClientRequest | None, request: Request, reply: Reply, caller: Caller
+    ) -> bool:
+        """The owner answers calls of composed models: it writes their rows to the ledger."""
+        composed = self._composed
+        if self._open_http is None or composed is None or request.is_internal:
+            return App._compose(self, error, decoded, request, reply, caller)
+        if composed.name_of(error, request) is None:
+            return False
+        forwarded = ForwardedRequest(self, request, reply.peer)
+        forwarded.start()
+        forwarded.feed(request.body)
+        forwarded.end()
+        forwarded.respond(reply)
+        return True
 
     def start(self, work: Any) -> None:
         """Run a coroutine; the app holds its task."""

@@ -30,6 +30,8 @@ class ModelsRouter(Router):
     def __init__(self, refuse: Refuse, fail: Fail, gateway: Gateway) -> None:
         super().__init__(refuse, fail)
         self._gateway = gateway
+        self.composed: dict[str, str] = {}
+        """Kinds of composed models by name."""
         self._anthropic_format = MessagesFormat()
 
     def format_of(self, request: Request) -> WireFormat:
@@ -42,6 +44,7 @@ class ModelsRouter(Router):
         cards = {
             name: card for name, card in self._gateway.models.cards(caller.pool).items() if caller.allows_model(name)
         }
+        cards |= {name: ModelCard(name=name) for name in self.composed if caller.allows_model(name)}
         for_anthropic = _is_anthropic(request)
         if not name:
             found = _anthropic_page(cards, query) if for_anthropic else self._list(cards, caller)
@@ -49,34 +52,35 @@ class ModelsRouter(Router):
             card = cards.get(name)
             if card is None:
                 raise ModelNotFound(f"unknown model `{printable(name)}`", param="model")
-            found = _anthropic_model(card) if for_anthropic else _openai_model(card, self._ready_models(caller))
+            found = _anthropic_model(card) if for_anthropic else self._openai_model(card, self._ready_models(caller))
         reply.respond(200, JSON, msgspec.json.encode(found))
 
     def _list(self, cards: dict[str, ModelCard], caller: Caller) -> dict[str, Any]:
         ready = self._ready_models(caller)
-        return {"object": "list", "data": [_openai_model(card, ready) for card in cards.values()]}
+        return {"object": "list", "data": [self._openai_model(card, ready) for card in cards.values()]}
 
     def _ready_models(self, caller: Caller) -> set[str]:
         views = [v for v in self._gateway.views() if v.phase is Phase.READY and v.isolation == caller.pool]
-        return {model for v in views if caller.precision in (None, v.precision) for model in v.models}
+        ready = {model for v in views if caller.precision in (None, v.precision) for model in v.models}
+        return ready | set(self.composed) if ready else ready
+
+    def _openai_model(self, card: ModelCard, ready: set[str]) -> dict[str, Any]:
+        kind = self.composed.get(card.name)
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": card.created,
+            "owned_by": "inferry" if kind is None else f"inferry-{kind}",
+            "max_model_len": card.context_tokens,
+            "parent": card.parent,
+            "ready": card.name in ready,
+            "tasks": sorted(task.value for task in card.tasks),
+        }
 
 
 def _is_anthropic(request: Request) -> bool:
     """Whether a client of Anthropic's API sent the request."""
     return b"anthropic-version" in request.headers
-
-
-def _openai_model(card: ModelCard, ready: set[str]) -> dict[str, Any]:
-    return {
-        "id": card.name,
-        "object": "model",
-        "created": card.created,
-        "owned_by": "inferry",
-        "max_model_len": card.context_tokens,
-        "parent": card.parent,
-        "ready": card.name in ready,
-        "tasks": sorted(task.value for task in card.tasks),
-    }
 
 
 def _anthropic_model(card: ModelCard) -> dict[str, Any]:

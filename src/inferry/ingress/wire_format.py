@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from inferry.domain.callers import Caller
-from inferry.domain.errors import GatewayError
+from inferry.domain.errors import GatewayError, UnsupportedFeature
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Delta, Done
 from inferry.ingress.errors import error_body, error_event
@@ -91,7 +91,18 @@ class ClientRequest:
 
 
 class DeferredRequest:
-    """A request that needs stored content before it can be translated, or that is answered in another way."""
+    """A request that needs stored content before it can be translated, or that is answered in another way.
+
+    `unprepared`: the request without what `prepare` may add; None where it cannot be served like that.
+    """
+
+    unprepared: ClientRequest | None = None
+
+    def without_preparation(self, problem: str) -> ClientRequest:
+        """The request as it is. Raises UnsupportedFeature."""
+        if self.unprepared is None:
+            raise UnsupportedFeature(problem)
+        return self.unprepared
 
     async def prepare(self, request: Request, reply: Reply, caller: Caller) -> ClientRequest | None:
         """The translated request; None: `reply` is answered. Reserves memory while it waits. Raises GatewayError."""

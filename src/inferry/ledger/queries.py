@@ -24,11 +24,13 @@ from inferry.domain.lanes import Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.reports import TIME_LIMIT_S, Report, ReportQuery, RunBudget, run_budgets
 from inferry.domain.runs import TimelinePosition, TimelineRows, TreeSummary
+from inferry.domain.settings_versions import SettingsVersion
 from inferry.domain.spending import Spending
 from inferry.domain.tenants import Tenant, decode_limits
-from inferry.domain.traffic import Traffic
+from inferry.domain.traffic import RecordedCall, Traffic
 from inferry.domain.values import replace
 from inferry.ledger.client_errors import as_client_errors
+from inferry.ledger.composed_report import composed_report, score_pairs
 from inferry.ledger.measures import MEASURES, Columns, is_last, job_counts, measures, rolled_up, total, usage
 from inferry.ledger.report_compare import compare_report
 from inferry.ledger.report_queries import (
@@ -43,7 +45,8 @@ from inferry.ledger.report_time_limit import time_limited
 from inferry.ledger.report_totals import has_rollups
 from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.schema import attempts, tenants
-from inferry.ledger.spending_queries import query_spending
+from inferry.ledger.settings_queries import query_active_settings, query_calls
+from inferry.ledger.spending_queries import query_overflow, query_spending
 from inferry.ledger.timeline_queries import query_timeline, run_tree
 from inferry.ledger.traffic_queries import query_traffic
 
@@ -75,6 +78,10 @@ class LedgerQueries:
     def query_spending(self, wall: float) -> list[Spending]:
         """What tenants, keys and unfinished runs have spent, for this UTC day and month."""
         return query_spending(self._engine, wall)
+
+    def overflow_spending(self, wall: float) -> list[Spending]:
+        """What overflow has cost each tenant in this UTC day, and each unfinished run."""
+        return query_overflow(self._engine, wall)
 
     def jobs(
         self, *, limit: int = 20, tenant: str | None = None, run: str | None = None, since: float | None = None
@@ -215,6 +222,16 @@ class LedgerQueries:
         with as_client_errors(), time_limited(self._engine, TRAFFIC_TIME_LIMIT_S) as connection:
             return query_traffic(connection, since, until)
 
+    def active_settings(self) -> SettingsVersion | None:
+        """The active version of the settings; None before a gateway has stored one."""
+        with self._reading() as connection:
+            return query_active_settings(connection)
+
+    def calls(self, since: float, until: float) -> list[RecordedCall]:
+        """The calls of a period, for a simulation. Raises ReportTimeout."""
+        with as_client_errors(), time_limited(self._engine, TIME_LIMIT_S) as connection:
+            return query_calls(connection, since, until)
+
     def report(self, name: str, query: ReportQuery, time_limit_s: float = TIME_LIMIT_S) -> Report:
         """One of `domain.reports.REPORTS`. Raises ReportTimeout, and KeyError for another name."""
         with as_client_errors(), time_limited(self._engine, time_limit_s) as connection:
@@ -226,8 +243,13 @@ class LedgerQueries:
                 return replace(report, notes=(*report.notes, _ROLLED_UP_NOTE))
             return report
 
+    def score_pairs(self, name: str, since: float) -> list[tuple[float, bool]]:
+        """Score and agreement of every compared call of a cascade."""
+        with as_client_errors(), self._engine.connect() as connection:
+            return score_pairs(connection, name, since)
 
-_WITHOUT_ROLLUPS = ("runs", "breaches", "templates", "compare")
+
+_WITHOUT_ROLLUPS = ("runs", "breaches", "templates", "compare", "composed")
 _ROLLED_UP_NOTE = "Older attempts of the period are only in roll-ups, and not in this report."
 _REPORTS: dict[str, Callable[[Connection, ReportQuery], Report]] = {
     "breaches": breaches_report,
@@ -236,6 +258,7 @@ _REPORTS: dict[str, Callable[[Connection, ReportQuery], Report]] = {
     "efficiency": efficiency_report,
     "compare": compare_report,
     "month": month_report,
+    "composed": composed_report,
 }
 
 _TENANT_TOTALS = TenantSummary.__struct_fields__[1 : TenantSummary.__struct_fields__.index("gpu_seconds")]

@@ -12,7 +12,7 @@ import time
 from collections import deque
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.ledger import GpuTimeRow, LedgerEntry
+from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
 from inferry.domain.ports import Ledger
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ MAX_RETRY_S = 5.0
 # Raised by a ledger for an entry that it can never store, for example a lone surrogate or a 70-bit number.
 UNSTORABLE = (ValueError, TypeError, OverflowError)
 
-Record = LedgerEntry | GpuTimeRow
+Record = LedgerEntry | GpuTimeRow | ComposedRow
 
 
 class Recorder:
@@ -171,8 +171,7 @@ class Recorder:
                 self._append(batch)
             except UNSTORABLE as error:
                 if len(batch) == 1:
-                    name = batch[0].job_id if isinstance(batch[0], LedgerEntry) else batch[0].worker
-                    log.error("the ledger cannot store an entry of %r: %s", name, type(error).__name__)
+                    log.error("the ledger cannot store an entry of %r: %s", _name(batch[0]), type(error).__name__)
                     self._settle(discarded=1)
                 else:
                     for entry in batch:
@@ -192,6 +191,9 @@ class Recorder:
         rows = [entry for entry in batch if isinstance(entry, GpuTimeRow)]
         if rows:
             self._ledger.append_gpu_time(rows)
+        composed = [entry for entry in batch if isinstance(entry, ComposedRow)]
+        if composed:
+            self._ledger.append_composed(composed)
 
     def _wait_to_retry(self, error: Exception, failures: int, size: int) -> bool:
         """Wait before the next try; False where the time for closing is over and the batch is lost."""
@@ -221,3 +223,9 @@ class Recorder:
             self._discarded += discarded
             self._settled += written + discarded
             self._progress.notify_all()
+
+
+def _name(entry: Record) -> str:
+    if isinstance(entry, LedgerEntry):
+        return entry.job_id
+    return entry.worker if isinstance(entry, GpuTimeRow) else entry.call_id

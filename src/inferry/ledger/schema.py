@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table
 from sqlalchemy import Text as AnyText
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 # Ordered by bytes in PostgreSQL too, whatever the database's language.
 Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
@@ -46,6 +46,8 @@ attempts = Table(
     Column("batch_fill", Float),
     Column("gpu_estimated", Boolean),
     Column("decision", Text),
+    Column("settings_version", Integer),
+    Column("composed", Text),
     Index("attempts_by_run", "tenant", "run_id", "ended_at"),
     Index("attempts_by_end", "ended_at"),
 )
@@ -124,6 +126,40 @@ gpu_time = Table(
     Column("ended_at", Float, nullable=False),
     Column("gpu_seconds", Float, nullable=False),
     Index("gpu_time_by_end", "ended_at"),
+)
+
+# Versions of the settings, and the changes that made one of them active or tried it. Neither is ever deleted.
+settings_versions = Table(
+    "settings_versions",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("created_at", Float, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+)
+settings_changes = Table(
+    "settings_changes",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("at", Float, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+)
+
+# How calls of composed models were answered: one row per call. Its steps are rows of `attempts`, with the same name in
+# `composed`.
+composed_calls = Table(
+    "composed_calls",
+    metadata,
+    Column("call_id", Text, primary_key=True),
+    Column("ended_at", Float, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("accepted", Boolean, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("score", Float),
+    Column("agreed", Boolean),
+    Index("composed_calls_by_end", "ended_at"),
 )
 
 # Sums of attempts whose rows were deleted, by the hour in which they ended (its begin in Unix seconds). An attempt
@@ -213,6 +249,10 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
         ),
     ),
     7: (),
+    8: (
+        ("attempts", "ALTER TABLE attempts ADD COLUMN settings_version INTEGER"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN composed TEXT"),
+    ),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
 missing: new tables are created whole. Ledgers in PostgreSQL exist from version 7 on."""

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, case, func, not_, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from inferry.domain.decisions import from_text
 from inferry.domain.spending import Period, Spending
 from inferry.ledger.measures import is_charged
 from inferry.ledger.schema import attempts, rollups
@@ -122,6 +123,33 @@ def _runs(
                 run_id=run_id,
                 parent_run=parent_run,
             )
+
+
+def query_overflow(engine: Engine, wall: float, *, history_s: float = HISTORY_S) -> list[Spending]:
+    """What overflow cost each tenant in this UTC day, and each run with its sub-runs within `history_s`."""
+    today = datetime.fromtimestamp(wall, UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+    query = select(_row.tenant, _row.run_id, _row.parent_run, _row.ended_at, _row.decision).where(
+        _row.ended_at >= min(today, wall - history_s), _row.decision.contains('"overflow":')
+    )
+    with engine.connect() as connection:
+        rows = list(connection.execute(query))
+    found = {(row.tenant, row.run_id): row for row in rows}
+    days: dict[str, int] = {}
+    runs: dict[tuple[str, str], int] = {}
+    for row in rows:
+        decision = from_text(row.decision)
+        nanos = 0 if decision is None or decision.overflow is None else decision.overflow.cost_nanos or 0
+        if row.ended_at >= today:
+            days[row.tenant] = days.get(row.tenant, 0) + nanos
+        for run_id in _lineage(found, row):
+            runs[row.tenant, run_id] = runs.get((row.tenant, run_id), 0) + nanos
+    return [
+        *(Spending(tenant=name, period="day", tokens=0, nanos=nanos, at=wall) for name, nanos in days.items()),
+        *(
+            Spending(tenant=name, period="run", tokens=0, nanos=nanos, at=wall, run_id=run_id)
+            for (name, run_id), nanos in runs.items()
+        ),
+    ]
 
 
 def _lineage(found: Mapping[tuple[str, str], Any], row: Any) -> list[str]:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from inferry.observe.counters import FastCounter, FastHistogram
 from inferry.observe.history import SeriesReading
-from inferry.observe.metric_table import METRIC_TABLE, MetricSpec
+from inferry.observe.metric_spec import MetricSpec
+from inferry.observe.metric_table import METRIC_TABLE
 
 SPECS = {spec.name: spec for spec in METRIC_TABLE}
 

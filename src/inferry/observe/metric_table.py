@@ -1,42 +1,35 @@
 """Declarations of all metrics. `metrics` records them; the reference page is generated from this table."""
 
-from typing import Literal, NamedTuple
-
-
-class MetricSpec(NamedTuple):
-    """One metric. `buckets` are the upper bounds of a histogram, without +Inf."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-
-_WAIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 60)
-_ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
-_E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3.5, 5, 7.5, 10, 15, 20, 30, 60, 120, 300, 600)
-_BY_BATCH_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_LOOP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-_TICK_BUCKETS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
+from inferry.observe.feature_metrics import FEATURE_METRICS
+from inferry.observe.metric_spec import (
+    BATCH_SIZE_BUCKETS,
+    BY_BATCH_BUCKETS,
+    E2E_BUCKETS,
+    ITL_BUCKETS,
+    LOOP_BUCKETS,
+    TICK_BUCKETS,
+    TTFT_BUCKETS,
+    WAIT_BUCKETS,
+    MetricSpec,
+)
 
 METRIC_TABLE: tuple[MetricSpec, ...] = (
+    *FEATURE_METRICS,
     MetricSpec("inferry_queue_depth", "gauge", "Jobs queued in the gateway.", ("lane",)),
     MetricSpec(
         "inferry_queue_wait_seconds",
         "histogram",
         "Time from arrival until the job is sent to a worker, batching window included.",
         ("lane",),
-        _WAIT_BUCKETS,
+        WAIT_BUCKETS,
     ),
     MetricSpec(
         "inferry_batching_wait_seconds",
         "histogram",
-        "Part of the queue wait in which the job was held for others to join its batch. Counts held jobs only.",
+        "Part of the queue wait in which the job was held for others to join its batch, or its run was paused. Counts "
+        "held jobs only.",
         ("lane",),
-        _WAIT_BUCKETS,
+        WAIT_BUCKETS,
     ),
     MetricSpec(
         "inferry_binding_limit_total",
@@ -45,7 +38,7 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "`none` if no worker was up.",
         ("worker", "limit"),
     ),
-    MetricSpec("inferry_batch_size", "histogram", "Jobs per plan sent to a worker.", ("worker",), _BATCH_SIZE_BUCKETS),
+    MetricSpec("inferry_batch_size", "histogram", "Jobs per plan sent to a worker.", ("worker",), BATCH_SIZE_BUCKETS),
     MetricSpec("inferry_plans_total", "counter", "Plans sent, by release reason.", ("reason",)),
     MetricSpec(
         "inferry_padded_prompt_tokens_total",
@@ -67,14 +60,14 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "padded passes `prompt_padding` and `decode_padding` (rows of sequences that had ended).",
         ("worker", "kind"),
     ),
-    MetricSpec("inferry_tick_seconds", "histogram", "Time that the scheduler takes for one tick.", (), _TICK_BUCKETS),
-    MetricSpec("inferry_tick_jobs", "histogram", "Jobs planned by one tick.", (), (0, *_BATCH_SIZE_BUCKETS)),
+    MetricSpec("inferry_tick_seconds", "histogram", "Time that the scheduler takes for one tick.", (), TICK_BUCKETS),
+    MetricSpec("inferry_tick_jobs", "histogram", "Jobs planned by one tick.", (), (0, *BATCH_SIZE_BUCKETS)),
     MetricSpec(
         "inferry_event_loop_lag_seconds",
         "histogram",
         "Delay of a timer of the event loop beyond its due time, measured ten times a second.",
         (),
-        _LOOP_BUCKETS,
+        LOOP_BUCKETS,
     ),
     MetricSpec(
         "inferry_http_requests_total",
@@ -184,17 +177,21 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "histogram",
         "Time from arrival to the first token.",
         ("lane", "model"),
-        _TTFT_BUCKETS,
+        TTFT_BUCKETS,
     ),
     MetricSpec(
-        "inferry_inter_token_latency_seconds", "histogram", "Time between two tokens of a stream.", ("lane",), _ITL
+        "inferry_inter_token_latency_seconds",
+        "histogram",
+        "Time between two tokens of a stream.",
+        ("lane",),
+        ITL_BUCKETS,
     ),
     MetricSpec(
         "inferry_e2e_latency_seconds",
         "histogram",
         "Time from arrival to the end of completed jobs.",
         ("lane", "model"),
-        _E2E_BUCKETS,
+        E2E_BUCKETS,
     ),
     MetricSpec(
         "inferry_time_to_first_token_by_batch_seconds",
@@ -202,14 +199,14 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "Time from arrival to the first token of completed jobs, by mean number of sequences that ran on the worker "
         "beside them, themselves included.",
         ("lane", "batch"),
-        _BY_BATCH_BUCKETS,
+        BY_BATCH_BUCKETS,
     ),
     MetricSpec(
         "inferry_e2e_latency_by_batch_seconds",
         "histogram",
         "Time from arrival to the end of completed jobs, by mean number of sequences as above.",
         ("lane", "batch"),
-        _BY_BATCH_BUCKETS,
+        BY_BATCH_BUCKETS,
     ),
     MetricSpec("inferry_slo_ttft_target_seconds", "gauge", "The lane's target for the first token.", ("lane",)),
     MetricSpec("inferry_slo_itl_target_seconds", "gauge", "The lane's target between two tokens.", ("lane",)),
@@ -347,17 +344,6 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("inferry_traces_dropped_total", "counter", "Traces dropped because the export queue was full."),
     MetricSpec("inferry_batches_open", "gauge", "Batches that are not finished."),
     MetricSpec("inferry_batches_ended_total", "counter", "Batches finished by this process, by status.", ("status",)),
-    MetricSpec("inferry_async_jobs_open", "gauge", "Async jobs that have not ended."),
-    MetricSpec(
-        "inferry_async_jobs_ended_total", "counter", "Async jobs ended by this process, by status.", ("status",)
-    ),
-    MetricSpec("inferry_callbacks_open", "gauge", "Callbacks of ended async jobs that are not delivered."),
-    MetricSpec(
-        "inferry_callback_attempts_total",
-        "counter",
-        "Attempts to deliver callbacks: delivered, to be retried, or failed for good.",
-        ("result",),
-    ),
     MetricSpec("inferry_storage_bytes", "gauge", "Bytes of stored content, as counted for quotas.", ("kind",)),
     MetricSpec("inferry_database_bytes", "gauge", "Size of the ledger's database, stored content included."),
     MetricSpec("inferry_alerts", "gauge", "Alerts evaluated in the gateway.", ("alert", "severity", "state")),

@@ -276,6 +276,10 @@ class RunRegistry:
     def has_run(self, tenant: str, run_id: str) -> bool:
         return self._find(tenant, run_id) is not None
 
+    def root_of(self, tenant: str, run_id: str) -> str:
+        run = self._find(tenant, run_id)
+        return run_id if run is None else run.lineage[-1]
+
     def snapshot(
         self, tenant: str, run_id: str, now: float, sent_at: Callable[[str], float | None] | None = None
     ) -> RunSnapshot | None:

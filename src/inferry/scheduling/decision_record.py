@@ -3,7 +3,7 @@
 from inferry.domain.decisions import Decision
 from inferry.scheduling.queues.bound_interval import waits_between
 from inferry.scheduling.queues.lane_queue import LaneQueue
-from inferry.scheduling.queues.queued_job import HELD, PLANNED, READY, QueuedJob
+from inferry.scheduling.queues.queued_job import HELD, PAUSED, PLANNED, READY, QueuedJob
 
 
 def decision_of(entry: QueuedJob, lane_queue: LaneQueue | None, now: float) -> Decision:
@@ -14,7 +14,7 @@ def decision_of(entry: QueuedJob, lane_queue: LaneQueue | None, now: float) -> D
     if lane_queue is not None and (queue is None or queue.key is not entry.queue_key):
         queue = lane_queue.queues.get(entry.queue_key)
     bound, held_s = None, entry.held_s
-    if state is HELD:
+    if state is HELD or state is PAUSED:
         held_s = now - entry.ready_at
     elif state is not READY:
         bound = entry.bound
@@ -31,4 +31,5 @@ def decision_of(entry: QueuedJob, lane_queue: LaneQueue | None, now: float) -> D
         limit=None if bound is None else bound.limit,
         limit_worker=None if bound is None else bound.worker,
         waits=None if bound is None else waits_between(entry.bound_when_ready, entry.ready_at, bound, now),
+        overflow=entry.job.overflow,
     )

@@ -7,18 +7,20 @@ from inferry.domain.lanes import Lane, LanePolicy
 
 
 class LaneRules:
-    """The rules of one lane. Times are seconds. Never changed.
+    """The rules of one lane in one version of the settings. Times are seconds. Never changed.
 
-    `number` orders lanes: a smaller one goes first. `fill` is the part of a worker's capacity that the lane may use.
+    `version` is the number of the settings version, 0 where settings have no versions. `number` orders lanes: a smaller
+    one goes first. `fill` is the part of a worker's capacity that the lane may use.
     `credit_per_token` is what it earns for every prompt token of a higher lane. `ttft_s` is its target for the first
     token; None in a batch lane. `groups` are the worker groups it may use, best first; None allows all of them.
     `prompt_buckets` are the bounds of padded passes, in prompt tokens.
     """
 
-    def __init__(self, lane: Lane, policy: LanePolicy) -> None:
+    def __init__(self, lane: Lane, policy: LanePolicy, version: int = 0) -> None:
         if not (0 <= policy.share < 1 and 0 <= policy.reserve < 1):
             raise ValueError(f"{lane.name}: share and reserve are at least 0 and less than 1")
         self.lane: Final = lane
+        self.version: Final = version
         self.number: Final = int(lane)
         self.is_live: Final = policy.is_live
         self.window: Final[str] = policy.window

@@ -30,13 +30,17 @@ class Preemption:
     __slots__ = ("_lane_queues", "_rounds", "_workers", "nominating_workers")
 
     def __init__(self, lane_queues: Sequence[LaneQueue], workers: dict[str, WorkerState]) -> None:
+        self.use_lane_rules(lane_queues)
+        self._workers = workers
+        self.nominating_workers: dict[WorkerState, None] = {}
+        self._rounds = 0
+
+    def use_lane_rules(self, lane_queues: Sequence[LaneQueue]) -> None:
+        """Follow which lanes may preempt others."""
         preemptible = {lane_queue.lane for lane_queue in lane_queues if lane_queue.rules.preemptible}
         self._lane_queues = [
             lane_queue for lane_queue in lane_queues if preemptible.intersection(lane_queue.rules.may_preempt)
         ]
-        self._workers = workers
-        self.nominating_workers: dict[WorkerState, None] = {}
-        self._rounds = 0
 
     def ready_nominees(self, changed_workers: Collection[WorkerState]) -> Sequence[tuple[QueuedJob, WorkerState]]:
         """Nominated jobs that fit by now on workers that have changed, on each in the order of nomination."""

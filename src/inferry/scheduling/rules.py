@@ -8,11 +8,18 @@ from inferry.scheduling.batching.pass_window import PassDurations
 from inferry.scheduling.batching.sibling_hold import SiblingHold
 from inferry.scheduling.placement.affinity import Affinity
 from inferry.scheduling.placement.cached_prefix import CachedPrefix, CachedPrefixAtAnyLoad
-from inferry.scheduling.placement.filters import Filter, has_adapter, has_precision, is_in_pool, serves_model
+from inferry.scheduling.placement.filters import (
+    Filter,
+    has_adapter,
+    has_precision,
+    is_for_overflow,
+    is_in_pool,
+    serves_model,
+)
 from inferry.scheduling.placement.least_loaded import LeastLoaded
 from inferry.scheduling.placement.scorer import Scorer
 
-FILTERS: tuple[Filter, ...] = (serves_model, has_precision, has_adapter, is_in_pool)
+FILTERS: tuple[Filter, ...] = (serves_model, is_for_overflow, has_precision, has_adapter, is_in_pool)
 """All of them must allow a worker."""
 
 SCORERS: tuple[Scorer, ...] = (

@@ -8,41 +8,43 @@ live next door: `batching` says when a job goes and with which others, `queues` 
 
 from collections.abc import Mapping
 
-from inferry.domain.decisions import Decision
+from inferry.domain.decisions import SESSION_PAUSE
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy, ReleaseReason
-from inferry.domain.plans import BatchPlan, CapacityUse, Ended, FirstToken, JobLocation, Produced, QueuedAhead, Tick
-from inferry.domain.routes import RouteKey
+from inferry.domain.plans import BatchPlan, Ended, FirstToken, JobLocation, Produced, Tick
 from inferry.domain.workers import WorkerView
 from inferry.scheduling.batching import batching_window
 from inferry.scheduling.batching.pass_window import PassDurations
 from inferry.scheduling.batching.sibling_window import SiblingWindow
 from inferry.scheduling.capacity.prefill_bucket import TickContext
 from inferry.scheduling.decision_record import decision_of
-from inferry.scheduling.lane_rules import LaneRules
+from inferry.scheduling.lane_switch import LaneTrial, make_lane_queues, switch_lanes
 from inferry.scheduling.placement.borrowing import Borrowing
 from inferry.scheduling.placement.pick import Picker
 from inferry.scheduling.placement.route_filter import changes_routes
 from inferry.scheduling.placement.worker_groups import WorkerGroupIndex
 from inferry.scheduling.preemption import Preemption
-from inferry.scheduling.queues import service_history, statistics
-from inferry.scheduling.queues.fair_share import LaneAccounts, Weights, weight_lookup
-from inferry.scheduling.queues.lane_queue import BacklogCounter, LaneQueue, RouteQueue
+from inferry.scheduling.queues import service_history
+from inferry.scheduling.queues.fair_share import Weights
+from inferry.scheduling.queues.lane_queue import BacklogCounter, RouteQueue
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
-from inferry.scheduling.queues.queued_job import HELD, NOMINATED, PLANNED, REMOVED, QueuedJob
+from inferry.scheduling.queues.queued_job import HELD, NOMINATED, PAUSED, PLANNED, REMOVED, QueuedJob
 from inferry.scheduling.queues.timers import TimerHeap
 from inferry.scheduling.rules import FILTERS, SCORERS, hold_rules
+from inferry.scheduling.scheduler_state import SchedulerState
 from inferry.scheduling.selection import Selector
+from inferry.scheduling.sessions import SessionLimits
 from inferry.scheduling.worker_state import WorkerState
 
 
-class Scheduler:
+class Scheduler(SchedulerState):
     """Queues jobs and plans them onto workers, within each worker's capacity.
 
     `weights` say how much of a lane a tenant gets beside others; 1 unless it is named. `burst_tokens` is how many
     prompt tokens may go to a worker at once while its prefill rate binds. `rescans_all_workers` tries every blocked job
-    on every worker in every round, for comparison: the decisions are the same.
+    on every worker in every round, for comparison: the decisions are the same. With `sessions`, runs pause while their
+    KV does not fit.
     """
 
     def __init__(
@@ -52,24 +54,17 @@ class Scheduler:
         *,
         burst_tokens: int = QUANTUM_TOKENS,
         rescans_all_workers: bool = False,
+        sessions: SessionLimits | None = None,
     ) -> None:
-        self._service_history = service_history.ServiceHistory()
+        super().__init__(sessions)
         self._picker = Picker(SCORERS)
         self._backlog = BacklogCounter()
-        self._lane_queues = tuple(
-            LaneQueue(
-                LaneRules(lane, lanes[lane]),
-                LaneAccounts(weight_lookup(weights or {}), self._service_history.record_service),
-                self._backlog,
-                self._picker.cached_slices,
-            )
-            for lane in sorted(lanes)
+        self._lane_queues = make_lane_queues(
+            lanes, weights, self._service_history.record_service, self._backlog, self._picker.cached_slices
         )
         by_lane = {lane_queue.lane: lane_queue for lane_queue in self._lane_queues}
         self._lane_queue_of = [by_lane.get(lane) for lane in Lane]
         self._tick_context = TickContext(burst_tokens)
-        self._entries: dict[str, QueuedJob] = {}
-        self._workers: dict[str, WorkerState] = {}
         self._queues_with_holds: dict[RouteQueue, None] = {}
         self._pass_durations = PassDurations()
         self._hold_rules = hold_rules(self._pass_durations)
@@ -80,9 +75,7 @@ class Scheduler:
         self._changed_workers = self._selector.changed_workers
         self._preemption = Preemption(self._lane_queues, self._workers)
         self._borrowing = Borrowing(self._lane_queues)
-        self._expired_decisions: dict[str, Decision] = {}
-        self._offer_count = 0
-        self._plan_count = 0
+        self._offer_count = self._plan_count = 0
         # What the next tick has to look at. Without either flag only time can have changed anything.
         self._planning_needed = self._hold_check_needed = False
 
@@ -104,6 +97,12 @@ class Scheduler:
         queue = lane_queue.known_queue(job) or lane_queue.queue_for(job, FILTERS, self._workers, self._worker_groups)
         entry = self._entries[job_id] = lane_queue.add_entry(job, self._offer_count, queue)
         entry.ready_at = now
+        if self._sessions is not None:
+            pause_ends_at = self._sessions.arrived(entry, queue.route.workers, now)
+            if pause_ends_at is not None:
+                entry.state, entry.held_by = PAUSED, SESSION_PAUSE
+                self._timers.put(entry, pause_ends_at)
+                return
         hold_limit = batching_window.hold_limit(entry, queue, self._hold_rules, now)
         if hold_limit is not None:
             self._hold(entry, queue, hold_limit, now)
@@ -154,8 +153,18 @@ class Scheduler:
         worker_state.update_view(None, self._tick_context)
         self._picker.forget(worker_state)
         self._pass_durations.forget(worker)
+        if self._sessions is not None:
+            self._resume(self._sessions.forget(worker), self._tick_context.now)
         if not worker_state.sequences:
             del self._workers[worker]
+        self._refresh_routes()
+
+    def use_lanes(self, lanes: Mapping[Lane, LanePolicy], version: int, trial: LaneTrial | None = None) -> None:
+        """Apply other policies to jobs that arrive from now on; the next tick releases those held by earlier ones."""
+        switch_lanes(self._lane_queues, lanes, version, trial)
+        self._preemption.use_lane_rules(self._lane_queues)
+        self._borrowing.use_lane_rules(self._lane_queues)
+        self._selector.lane_shares.use_lane_rules(self._lane_queues)
         self._refresh_routes()
 
     def progress(
@@ -189,6 +198,8 @@ class Scheduler:
                     service_history.prefilled(entry, step.prompt_tokens)
         elif type(step) is Ended:
             worker.free(entry)
+            if self._sessions is not None and not entry.is_pooled:
+                self._sessions.ended(entry.job, step, now)
             if worker.pads or entry.is_pooled:
                 self._pass_durations.job_left(worker, now)
             if step.prompt_tokens is not None or step.output_tokens is not None:
@@ -202,12 +213,19 @@ class Scheduler:
                 if worker.view is None and not worker.sequences:
                     del self._workers[worker.name]
 
+    def end_run(self, tenant: str, run_id: str) -> None:
+        """The run is over: its KV is kept no longer."""
+        if self._sessions is not None:
+            self._sessions.end_run(tenant, run_id)
+
     # What it decides.
 
     def tick(self, now: float) -> Tick:
         """Everything that can be decided now. A second tick at the same instant decides nothing."""
         timer_heap = self._timers.heap
         expired = self._process_timers(now) if timer_heap and timer_heap[0][0] <= now else ()
+        if self._sessions is not None:
+            self._resume(self._sessions.resume(now), now)
         if self._hold_check_needed:
             self._hold_check_needed = False
             if self._queues_with_holds:
@@ -225,52 +243,10 @@ class Scheduler:
                 self._changed_workers.clear()
             evictions = (*yielded, *evictions) if yielded else evictions
         wake_at = self._timers.next() if self._timers.heap else None
-        retry_at = tick_context.retry_at
-        if retry_at is not None and (wake_at is None or retry_at < wake_at):
-            wake_at = retry_at
+        for at in (tick_context.retry_at, None if self._sessions is None else self._sessions.wake_at):
+            if at is not None and (wake_at is None or at < wake_at):
+                wake_at = at
         return Tick(plans, evictions, expired, wake_at)
-
-    # What it shows.
-
-    @property
-    def queued(self) -> int:
-        return sum(lane_queue.depth for lane_queue in self._lane_queues)
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._entries) - self.queued
-
-    def service(self) -> Mapping[str, int]:
-        """Tokens served to every tenant since the start, as far as they are known."""
-        return statistics.service(self._lane_queues, self._service_history.served)
-
-    def jain_index(self, lane: Lane | None = None) -> float:
-        """Jain's index of the service of tenants that have jobs now, in one lane or all."""
-        return statistics.jain_index(self._lane_queues, lane, self._service_history.served)
-
-    def ahead(self, lane: Lane, tenant: str | None = None) -> QueuedAhead:
-        """What is queued before a job of this lane and tenant that would arrive now."""
-        return statistics.ahead(self._lane_queues, lane, tenant)
-
-    def use(self, worker: str) -> CapacityUse:
-        """What this gateway's jobs in flight take up on the worker."""
-        return self._workers[worker].own_use() if worker in self._workers else CapacityUse()
-
-    def decision(self, job_id: str, now: float) -> Decision | None:
-        """The record of a job that is queued, was just planned, or expired in the last tick."""
-        entry = self._entries.get(job_id)
-        if entry is None:
-            return self._expired_decisions.get(job_id)
-        return decision_of(entry, self._lane_queue_of[entry.lane], now)
-
-    def predicted_kv_tokens(self) -> dict[str, int]:
-        """The predicted KV peak by worker."""
-        return {name: worker.predicted_kv_tokens() for name, worker in self._workers.items()}
-
-    def has_route(self, route: RouteKey) -> bool:
-        """Whether some worker serves the route, up or not."""
-        views = [worker.view for worker in self._workers.values() if worker.view is not None]
-        return any(all(allows(view, route) for allows in FILTERS) for view in views)
 
     # Holding and releasing.
 
@@ -307,10 +283,18 @@ class Scheduler:
         if queue.push(entry):
             self._planning_needed = True
 
+    def _resume(self, entries: list[QueuedJob], now: float) -> None:
+        """Paused jobs go on."""
+        for entry in entries:
+            self._make_ready(entry, self._queue_of(entry), ReleaseReason.IMMEDIATE, now)
+
     def _remove_from_queue(self, entry: QueuedJob) -> None:
         queue = self._queue_of(entry)
-        if entry.state is HELD:
-            self._unhold(entry, queue)
+        if self._sessions is not None and not entry.is_pooled:
+            self._sessions.left(entry, self._tick_context.now)
+        if entry.state is HELD or entry.state is PAUSED:
+            if entry.state is HELD:
+                self._unhold(entry, queue)
             entry.state = REMOVED
         else:
             self._planning_needed = True
@@ -334,7 +318,11 @@ class Scheduler:
         expired = []
         self._expired_decisions.clear()
         while (entry := self._timers.pop(now)) is not None:
-            if entry.state is not HELD:
+            if entry.state is PAUSED:
+                assert self._sessions is not None
+                self._sessions.end_pause(entry, now)
+                self._resume([entry], now)
+            elif entry.state is not HELD:
                 self._expired_decisions[entry.job.job_id] = decision_of(entry, self._lane_queue_of[entry.lane], now)
                 self._remove_from_queue(entry)
                 expired.append(entry.job)
@@ -366,6 +354,10 @@ class Scheduler:
         for draft in drafts:
             self._plan_count += 1
             plans.append(draft.plan(self._plan_count, now))
+            if self._sessions is not None:
+                for job in draft.jobs:
+                    if not job.route.pooled:
+                        self._sessions.sent(job, self._workers[draft.worker])
             if draft.pads or self._workers[draft.worker].pooled_sequences:
                 self._pass_durations.record_start(self._workers[draft.worker], len(draft.jobs), now)
         return tuple(plans), tuple([entry.job for entry in evicted]) if evicted else ()
@@ -389,8 +381,8 @@ class Scheduler:
         """Workers came, went or changed what they serve. Also drops unused routes and queues."""
         self._worker_groups.clear()
         for lane_queue in self._lane_queues:
-            # Nominated jobs are in no queue and may come back to theirs.
-            if not self._preemption.nominating_workers:
+            # Nominated and paused jobs are in no queue and may come back to theirs.
+            if not self._preemption.nominating_workers and not self.session_counts().paused:
                 lane_queue.prune()
             lane_queue.forget_routes()
             for route in lane_queue.routes.values():

@@ -46,7 +46,6 @@ class Selector:
         "_candidates",
         "_drafts",
         "_lane_queues",
-        "_lane_shares",
         "_picker",
         "_rebind_at",
         "_rebinds",
@@ -56,6 +55,7 @@ class Selector:
         "_walk",
         "_workers",
         "changed_workers",
+        "lane_shares",
         "rescans_all_workers",
     )
 
@@ -72,7 +72,7 @@ class Selector:
         self._timers = timers
         self._picker = picker
         self._tick_context = tick_context
-        self._lane_shares = LaneShares(lane_queues)
+        self.lane_shares = LaneShares(lane_queues)
         self._drafts: list[Draft] = []
         self._blocked: list[tuple[RouteQueue, QueuedJob]] = []
         self._candidates: Candidates | None = None
@@ -96,7 +96,7 @@ class Selector:
             lane_queue = self._lane_queue_of(entry)
             self._mark_sent(entry, lane_queue, worker)
             entry.run.charge(entry.charged_tokens)
-            self._lane_shares.admitted(lane_queue, entry.charged_tokens)
+            self.lane_shares.admitted(lane_queue, entry.charged_tokens)
             self._add_to_plan(entry, worker)
         if self._tick_context.bounds_holds:
             self._send_overdue()
@@ -105,10 +105,10 @@ class Selector:
             self._blocked.clear()
             if self._serve_single_job():
                 break
-            self._lane_shares.start()
+            self.lane_shares.start()
             reserved_queue = self._serve_owed_lanes()
             self._serve_in_order(reserved_queue)
-            if self._lane_shares.owed_queue() is reserved_queue and not self._backfill():
+            if self.lane_shares.owed_queue() is reserved_queue and not self._backfill():
                 break
         for draft in drafts:
             self._workers[draft.worker].drafts.clear()
@@ -137,7 +137,7 @@ class Selector:
         self._round += 1
 
     def _lane_queue_of(self, entry: QueuedJob) -> LaneQueue:
-        return next(lane_queue for lane_queue in self._lane_queues if lane_queue.rules is entry.rules)
+        return next(lane_queue for lane_queue in self._lane_queues if lane_queue.rules.number == entry.lane)
 
     # The order.
 
@@ -160,13 +160,13 @@ class Selector:
 
         What is owed may use all of the capacity, also the lane's reserve for higher lanes.
         """
-        while (queue := self._lane_shares.owed_queue()) is not None and (entry := queue.head()) is not None:
+        while (queue := self.lane_shares.owed_queue()) is not None and (entry := queue.head()) is not None:
             placement = self._place(entry, queue, 1.0)
             if placement is None:
                 assert entry.blocked is not None
                 reserve_for_share(entry, entry.blocked, queue.route, self._walk)
                 break
-            self._lane_shares.spend_turn(queue, placement.prefill_tokens)
+            self.lane_shares.spend_turn(queue, placement.prefill_tokens)
             self._send(entry, queue, placement)
         return queue
 
@@ -189,7 +189,7 @@ class Selector:
             sent = self._serve_head(queue, head, reserved_queue)
             if sent is None:
                 return False
-            if sent and self._lane_shares.owed_queue() is not reserved_queue:
+            if sent and self.lane_shares.owed_queue() is not reserved_queue:
                 return True
         return False
 
@@ -209,7 +209,7 @@ class Selector:
                 if sent is None:
                     heappop(heads)
                     continue
-                if sent and self._lane_shares.owed_queue() is not reserved_queue:
+                if sent and self.lane_shares.owed_queue() is not reserved_queue:
                     return True
             # The queue has another head, or its tenant was served elsewhere.
             head = queue.head()
@@ -372,7 +372,7 @@ class Selector:
         queue.remove(entry, in_order)
         if add_to_plan:
             self._add_to_plan(entry, worker)
-        return self._lane_shares.admitted(queue.lane_queue, tokens)
+        return self.lane_shares.admitted(queue.lane_queue, tokens)
 
     def _mark_sent(self, entry: QueuedJob, lane_queue: LaneQueue, worker: WorkerState) -> None:
         """A job that its worker has admitted counts as sent from here on."""

@@ -10,6 +10,7 @@ from inferry.domain.streams import End
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, EngineCounts, KvPacking, Load
 from inferry.scheduling.capacity.controller import CapacityController, Stream
+from inferry.scheduling.sessions import SessionLimits
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
 from inferry.sim.gateway import GatewayFrontend, gateway_estimate
@@ -63,6 +64,7 @@ class ControlledFrontend(GatewayFrontend):
         kv_packings: Sequence[KvPacking] | None = None,
         estimate: Callable[[Call], Footprint] | None = None,
         counts: bool = True,
+        sessions: SessionLimits | None = None,
     ) -> None:
         super().__init__(
             lanes,
@@ -73,6 +75,7 @@ class ControlledFrontend(GatewayFrontend):
             estimate=estimate or PrefixAwareEstimator(),
             controller=self._compute_capacity,
             capacity_interval_s=CAPACITY_INTERVAL_S,
+            sessions=sessions,
         )
         self._limits = limits
         self._counts = counts

@@ -1,6 +1,7 @@
 """The gateway in the simulator: the real scheduler, driven as dispatch drives it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerLost
@@ -14,6 +15,7 @@ from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, KvPacking, Load, Phase, WorkerView
 from inferry.scheduling.scheduler import Scheduler
+from inferry.scheduling.sessions import SessionLimits
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
 from inferry.sim.sequence import EngineSequence
@@ -48,6 +50,7 @@ class GatewayFrontend:
 
     `capacity` is one for all workers or one each. `groups`, `output_lengths` and `kv_packings` have an entry for each.
     With a `controller` the capacity of every worker is computed every `capacity_interval_s`; otherwise it is constant.
+    With `sessions`, runs pause while their KV does not fit.
     """
 
     def __init__(
@@ -62,9 +65,10 @@ class GatewayFrontend:
         controller: CapacityFunction | None = None,
         capacity_interval_s: float = 0.25,
         hop_s: float = 0.0,
+        sessions: SessionLimits | None = None,
         record: Callable[[LedgerEntry], None] | None = None,
     ) -> None:
-        self.scheduler = Scheduler(lanes)
+        self.scheduler = Scheduler(lanes, sessions=sessions)
         self._lanes = lanes
         self._capacity = capacity
         self._groups = groups
@@ -106,7 +110,7 @@ class GatewayFrontend:
             prompt_hash="",
             arrived_at=now,
             ttft_allowance_s=self._lanes[lane].ttft_ms_per_1k_tokens * footprint.prefill_tokens / 1e6,
-            max_wait_s=self._lanes[lane].max_wait_ms / 1000,
+            max_wait_s=inf,  # the rules of its lane bound it
             payload=_PAYLOAD,
             stream=True,
             resume=ResumeMode.CONTINUE if self._lanes[lane].borrow_groups else ResumeMode.RESTART,

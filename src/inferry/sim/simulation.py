@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from inferry.domain.lanes import Lane
+from inferry.domain.values import replace
 from inferry.sim.calls import Call, CallRow, Outcome, Run, RunRow
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.engine import Engine
@@ -73,6 +74,7 @@ class Simulation:
         self._itl_s = dict(itl_s)
         self._ttft_s_per_1k_tokens = ttft_s_per_1k_tokens or {}
         self._is_lost = is_lost
+        self._followers: Iterator[Run] | None = None
         self._due: list[float | None] = [None] * len(self.engines)
         self._calls = 0
         self._current: dict[str, Call] = {}
@@ -93,6 +95,28 @@ class Simulation:
         """As `play`, for runs from an iterator, in order of time; it is read one run ahead."""
         self._schedule_next_run(runs)
         self.events.run(None, on_progress)
+
+    def play_sessions(self, runs: Iterator[Run], sessions: int, until: float, ramp_s: float = 0.0) -> None:
+        """A closed loop until `until`: `sessions` runs at a time, each followed by the next one when it has ended.
+
+        The first ones begin spread over `ramp_s`. The times of the runs themselves are not used.
+        """
+        self._followers = runs
+        for number in range(sessions):
+            at = ramp_s * number / sessions
+            self.events.at(at, self._begin_run, replace(next(runs), at=at))
+        self.events.run(until)
+
+    def waits_for_first_token(self, now: float) -> list[float]:
+        """How long the calls in progress without a first token have waited, in seconds."""
+        calls = self._current.values()
+        return [now - call.at for call in calls if call.state != "over" and call.first_at is None]
+
+    def _end_run(self, row: RunRow) -> None:
+        self._on_run(row)
+        if self._followers is not None and (run := next(self._followers, None)) is not None:
+            at = row.at + row.latency_s
+            self.events.at(at, self._begin_run, replace(run, at=at))
 
     @property
     def busy_s(self) -> Sequence[float]:
@@ -131,7 +155,7 @@ class Simulation:
         if call is None:
             return
         self._prompts.pop(run.run_id, None)
-        self._on_run(RunRow(run.run_id, run.lane, run.tenant, run.at, now - run.at, len(run.steps), False, True))
+        self._end_run(RunRow(run.run_id, run.lane, run.tenant, run.at, now - run.at, len(run.steps), False, True))
         if call.state != "over":
             call.cancelled = True
             self._record_call(call, now, "cancelled")
@@ -150,7 +174,7 @@ class Simulation:
             return  # it cancels during the tool time
         self._current.pop(run.run_id, None)
         self._prompts.pop(run.run_id, None)
-        self._on_run(
+        self._end_run(
             RunRow(run.run_id, run.lane, run.tenant, run.at, ended - run.at, len(run.steps), outcome == "done", False)
         )
 

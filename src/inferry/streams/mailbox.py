@@ -170,6 +170,14 @@ class JobStream:
             waiter.set_result(None)
 
 
+def ended_stream(attempt: Attempt, delta: Delta, done: Done) -> JobStream:
+    """The stream of a job that has ended, for an answer that was held back until its end."""
+    stream = JobStream(attempt, MergeCounter())
+    stream.push(delta)
+    stream.finish(done)
+    return stream
+
+
 def merge(deltas: list[Delta]) -> Delta:
     """Consecutive deltas of one job as one, with the first one's index."""
     first = deltas[0]

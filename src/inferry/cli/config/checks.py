@@ -8,11 +8,13 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from inferry.cli.config.python_functions import is_function_path
 from inferry.cli.config.secrets import check_literal_secrets
 from inferry.cli.config.workers import (
     EmbeddedWorkerConfig,
     HttpWorkerConfig,
     OpenAIWorkerConfig,
+    PythonWorkerConfig,
     RayWorkerConfig,
     WorkerConfig,
 )
@@ -46,7 +48,9 @@ def check_values(value: Any, path: str = "") -> Iterator[str]:
         for index, below in enumerate(value):
             yield from check_values(below, f"{path}[{index}]")
     elif isinstance(value, str):
-        if _CONTROL.search(value):
+        # Texts of pipelines are parts of prompts, which may have lines.
+        text = value.replace("\n", "").replace("\t", "") if path.startswith("pipelines.") else value
+        if _CONTROL.search(text):
             yield f"{path} has control characters or line breaks"
         elif _SURROGATE.search(value):
             yield f"{path} is not valid Unicode"
@@ -179,6 +183,7 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             "context_tokens",
             "max_inputs_per_request",
             "max_adapter_rank",
+            "max_batch",
         )
         if isinstance(worker, RayWorkerConfig):
             yield from _check_ray(where, worker, workers)
@@ -187,6 +192,9 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         yield from check_range(where, worker, 0, math.inf, "media_tokens", "gpus", "batch_price_factor", "max_adapters")
         yield from check_range(where, worker, 0.01, 1, "memory_share")
         yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
+        yield from check_positive(where, worker, "call_timeout_s")
+        if isinstance(worker, PythonWorkerConfig) and not is_function_path(worker.function):
+            yield f"{where}.function must be written as package.module:name"
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
             yield f"{where}.api_key and {where}.api_keys are mutually exclusive"
         if isinstance(worker, OpenAIWorkerConfig) and worker.batch_api is not None and not worker.models:

@@ -31,6 +31,12 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """`HOST:PORT` at which the other gateways reach `listen`; null for the same."""
     secret_env: str | None = None
     """Environment variable with the secret that gateways share, of at least 16 characters. Required by `listen`."""
+    pull_models: tuple[str, ...] = ()
+    """Models that pull-workers serve (`inferry worker`). Batch items and async jobs of these models wait for one of
+    them, also where no gateway has a worker of the model."""
+    worker_key_env: str | None = None
+    """Environment variable with the key that pull-workers show, of at least 16 characters. Required by
+    `pull_models`."""
     ttl_ms: int = 3000
     """After this time without contact to Redis a gateway counts as dead, and spends nothing that it shares. Between 300
     and 3000."""
@@ -66,8 +72,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 def check_cluster(config: ClusterConfig, ledger: str, *, has_workers_file: bool) -> Iterator[str]:
     if config.redis is None:
-        for name in ("name", "listen", "advertise", "secret_env"):
-            if getattr(config, name) is not None:
+        for name in ("name", "listen", "advertise", "secret_env", "pull_models", "worker_key_env"):
+            if getattr(config, name):
                 yield f"cluster.{name} requires cluster.redis"
         return
     for name in ("listen", "advertise"):
@@ -76,6 +82,8 @@ def check_cluster(config: ClusterConfig, ledger: str, *, has_workers_file: bool)
             split_address(address or "host:1")
         except ValueError:
             yield f"cluster.{name} must be of the form HOST:PORT"
+    if config.pull_models and not config.worker_key_env:
+        yield "cluster.pull_models requires cluster.worker_key_env"
     if config.listen is not None and not config.secret_env:
         yield "cluster.listen requires cluster.secret_env"
     if config.listen is None and (config.advertise is not None or config.secret_env is not None):

@@ -18,7 +18,8 @@ from msgspec import Struct
 from inferry.cli.config.checks import check_values
 from inferry.cli.config.cluster import shown_redis_url
 from inferry.cli.config.environment import apply_environment
-from inferry.cli.config.schema import Config, ConfigError, LaneConfig
+from inferry.cli.config.schema import Config, ConfigError
+from inferry.cli.config.sections import sections_of
 from inferry.cli.config.validation import check_config
 from inferry.cli.config.workers import WorkerConfig
 from inferry.cli.config.yaml_file import one_line_error, read_yaml
@@ -96,13 +97,7 @@ def duplicate_names(config: Config, workers: Sequence[WorkerConfig]) -> list[str
 def dump(config: Config) -> str:
     """The configuration as YAML, with defaults and without secrets."""
     raw = msgspec.to_builtins(config)
-    raw["lanes"] = {
-        lane.name: {name: getattr(policy, name) for name in LaneConfig.__struct_fields__}
-        for lane, policy in config.lane_policies().items()
-    }
-    for lane in raw["lanes"].values():
-        lane["may_preempt"] = [lower.name for lower in lane["may_preempt"]]
-        lane["groups"] = None if lane["groups"] is None else list(lane["groups"])
+    raw["lanes"] = sections_of(config)["lanes"]
     if raw["server"]["admin_key"]:
         raw["server"]["admin_key"] = "***"
     if config.cluster.redis is not None:

@@ -8,16 +8,22 @@ from msgspec import UNSET, Struct, UnsetType
 from inferry.cli.config.alerts import AlertsConfig
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.cluster import ClusterConfig
+from inferry.cli.config.histories import HistoryConfig
+from inferry.cli.config.overflow import OverflowConfig
+from inferry.cli.config.pipelines import PipelineConfig
 from inferry.cli.config.retention import RetentionConfig
 from inferry.cli.config.scaling import ScalingConfig
+from inferry.cli.config.sessions import SessionsConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
 from inferry.cli.config.tracing import TracingConfig
+from inferry.cli.config.trials import SettingsConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, WorkerConfig
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.prices import Price
 from inferry.domain.tenants import Tenant
+from inferry.pipelines.settings import CascadeConfig, EnsembleConfig, RouteConfig
 
 
 class ConfigError(Exception):
@@ -163,6 +169,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     and removed as it changes. It is a regular file of at most 1 MiB. An invalid file is logged and changes nothing."""
     scaling: ScalingConfig = ScalingConfig()
     """How many workers a group should have."""
+    sessions: SessionsConfig = SessionsConfig()
+    """Runs whose KV does not fit the engines' caches."""
     health: HealthConfig = HealthConfig()
     """Failure detection and recovery of workers."""
     auth: AuthConfig = AuthConfig()
@@ -171,10 +179,23 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits by tenant name. `/admin/tenants` and `inferry tenants` add others."""
     prices: dict[str, PriceConfig] = {}
     """Prices by model name; `*` is any other model."""
+    routes: dict[str, RouteConfig] = {}
+    """Names that choose one of several models for each call. See [Routes](../howto/routes.md)."""
+    cascades: dict[str, CascadeConfig] = {}
+    """Names whose calls a small model answers, and a large one where the small one is unsure. See
+    [Cascades](../howto/cascades.md)."""
+    ensembles: dict[str, EnsembleConfig] = {}
+    """Names whose calls several models answer together. See [Ensembles](../howto/ensembles.md)."""
+    overflow: OverflowConfig = OverflowConfig()
+    """When calls go to hosted workers because own ones are too busy."""
+    pipelines: dict[str, PipelineConfig] = {}
+    """Pipelines of several models, by name."""
     single_flight: SingleFlightConfig = SingleFlightConfig()
     """When calls share one execution."""
     storage: StorageConfig = StorageConfig()
     """Stored content of tenants: responses, files, batches and async jobs."""
+    histories: dict[str, HistoryConfig] = {}
+    """Summaries of long conversations by model name; `*` is any other model. Empty: none."""
     callbacks: CallbacksConfig = CallbacksConfig()
     """Callbacks of async jobs: where they may go, and when they are retried."""
     tracing: TracingConfig = TracingConfig()
@@ -183,6 +204,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Alerts that the gateway evaluates itself, and where they are sent."""
     retention: RetentionConfig = RetentionConfig()
     """How long the ledger keeps rows."""
+    settings: SettingsConfig = SettingsConfig()
+    """Trials of other settings, and when they are rolled back."""
     cluster: ClusterConfig = ClusterConfig()
     """Several gateways that share their limits."""
     ledger: str = "sqlite:///inferry.db"

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from inferry.dispatch.values import Sharing
+
 MAX_LINGER_MS = 60_000
 
 
@@ -22,6 +24,15 @@ class SingleFlightConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     join_history_max_bytes: int = 64 * 1024 * 1024
     """Maximum memory for the output of responses that can still be joined. Beyond it, or beyond 1 MiB of one
     response, no further call can join."""
+
+    def sharing(self) -> Sharing:
+        return Sharing(
+            identical=self.identical,
+            linger_s=self.linger_ms / 1000,
+            replay_ttl_s=self.replay_ttl_s,
+            replay_max_bytes=self.replay_max_bytes,
+            join_history_max_bytes=self.join_history_max_bytes,
+        )
 
 
 def check_single_flight(config: SingleFlightConfig) -> Iterator[str]:

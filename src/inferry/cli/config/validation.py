@@ -7,13 +7,19 @@ from inferry.cli.config.alerts import check_alerts
 from inferry.cli.config.callbacks import check_callbacks
 from inferry.cli.config.checks import check_groups, check_host, check_lanes, check_positive, check_range, check_workers
 from inferry.cli.config.cluster import check_cluster
+from inferry.cli.config.composed import check_composed, served_models
+from inferry.cli.config.histories import check_histories
+from inferry.cli.config.overflow import check_overflow
+from inferry.cli.config.pipelines import check_pipelines
 from inferry.cli.config.retention import check_retention
 from inferry.cli.config.scaling import check_scaling
 from inferry.cli.config.schema import Config, HealthConfig, ServerConfig
+from inferry.cli.config.sessions import check_sessions
 from inferry.cli.config.single_flight import check_single_flight
 from inferry.cli.config.storage import check_storage
 from inferry.cli.config.tenants import check_pools, check_tenants
 from inferry.cli.config.tracing import check_tracing
+from inferry.cli.config.trials import check_settings
 from inferry.cli.config.workers import RayWorkerConfig
 from inferry.domain.ledger_urls import ledger_url_error
 
@@ -30,13 +36,27 @@ def check_config(config: Config) -> Iterator[str]:
     yield from check_workers(config.workers)
     if config.workers_file is None:
         yield from check_groups(config.lane_policies(), {worker.group for worker in config.workers})
+    yield from check_composed(
+        config.routes,
+        config.cascades,
+        config.ensembles,
+        config.workers,
+        has_workers_file=config.workers_file is not None,
+    )
     yield from check_scaling(config.scaling)
+    yield from check_settings(config.settings)
+    yield from check_overflow(config.overflow, config.workers, is_shared=config.cluster.redis is not None)
+    yield from check_sessions(config.sessions)
     yield from check_single_flight(config.single_flight)
     yield from check_storage(config.storage)
+    yield from check_histories(config.histories, config.storage.store)
     yield from check_retention(config.retention)
     yield from check_callbacks(config.callbacks, config.storage.job_ttl_s)
     yield from check_tracing(config.tracing)
     yield from check_alerts(config.alerts)
+    yield from check_pipelines(
+        config.pipelines, served_models(config.workers) | {*config.routes, *config.cascades, *config.ensembles}
+    )
     yield from check_tenants(config.auth, config.tenants, config.prices)
     if config.workers_file is None:
         yield from check_pools(config.tenants, config.workers)

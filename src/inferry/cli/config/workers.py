@@ -188,6 +188,9 @@ class OpenAIWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field=
     """Execute items of batches for `models`, which must be named, through the provider's batch API: `openai` for the
     endpoints of chat, completions and embeddings, `anthropic` for `/v1/messages`. Items of tenants and keys with token
     or money ceilings, and all other items, are sent as calls. null sends all items as calls."""
+    overflow: bool = False
+    """The worker takes only calls whose deadline or TTFT target own workers cannot meet, within the ceilings of
+    [`overflow`](../howto/overflow.md). It serves every lane, whatever `lanes.<lane>.groups` says."""
     batch_price_factor: float = 0.5
     """Price of items executed through `batch_api`, as a multiple of the model's price."""
     gpus: int = 0
@@ -238,6 +241,42 @@ class VllmInProcessWorkerConfig(
     of it."""
     default_output_tokens: int = 512
     """Output limit of a call without one."""
+
+
+class PythonWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="python"):
+    """A Python function of a list of inputs, in its own process. See [Serve a Python
+    function](../howto/python-workers.md)."""
+
+    name: str
+    """Name of the worker in headers, metrics and the ledger."""
+    function: str
+    """The function, as `package.module:name`. It may be synchronous or asynchronous, or made by `@inferry.batched`."""
+    model: str
+    """Name the function is served under."""
+    task: Literal["generate", "embed", "score"]
+    """What it does. `generate`: prompts, or the messages of chats, to texts. `embed`: texts to vectors. `score`: pairs
+    of texts to numbers."""
+    directory: str = "."
+    """Directory in which the module is found, besides those of installed packages."""
+    max_batch: int = 64
+    """Most inputs of one call of the function."""
+    call_timeout_s: float = 60.0
+    """Time for one call of the function, in seconds. Then its process is killed and started again."""
+    default_output_tokens: int = 512
+    """Output limit of a call without one. Four bytes of a text count as a token."""
+    group: str = "default"
+    """Worker group."""
+    pool: str | None = None
+    """Tenant with `isolation: pool` that the worker is reserved for; null serves all others."""
+    precision: str | None = None
+    """Precision of the model there, such as `bf16` or `fp8`; a tenant may require one. null if it is not stated."""
+    gpus: int = 0
+    """GPUs that the function uses. GPU-seconds in the ledger and `prices.<model>.gpu_hour` count each. 0 keeps no
+    GPU-seconds."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self.model,)
 
 
 class RayWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="ray"):
@@ -291,4 +330,4 @@ class RayWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 HttpWorker = VllmWorkerConfig | SglangWorkerConfig | TgiWorkerConfig | TrtllmWorkerConfig | OpenAIWorkerConfig
 HTTP_KINDS: tuple[type[HttpWorkerConfig], ...] = typing.get_args(HttpWorker)
-WorkerConfig = EmbeddedWorkerConfig | HttpWorker | VllmInProcessWorkerConfig | RayWorkerConfig
+WorkerConfig = EmbeddedWorkerConfig | HttpWorker | VllmInProcessWorkerConfig | PythonWorkerConfig | RayWorkerConfig

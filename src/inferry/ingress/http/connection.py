@@ -84,11 +84,20 @@ class Connection(ServedConnection):
         server.requests.count(reply.request.target, reply.status)
         server.active_replies -= 1
         server.notify()
-        if not self.keeps_alive_after(reply.request):
+        if not self.keeps_alive_after(reply.request) and not self._may_send_another(reply.request):
             self._shut_down()
         elif self._reader.requests:
             self._loop.call_soon(self._serve_next)  # not from within the end of another response
         else:
+            self._timed_phase = None
+            self._arm_timeout()
+
+    def _may_send_another(self, request: Request) -> bool:
+        """Whether the server retires and this response may have begun before, so that it did not say so."""
+        return self._server.is_retiring and request.keeps_alive and not (self._reader.is_finished or self._at_eof)
+
+    def expect_last_request(self) -> None:
+        if self._reply is None and not self._is_shut_down and self._reader.phase is not ReadPhase.BODY:
             self._timed_phase = None
             self._arm_timeout()
 
@@ -266,6 +275,8 @@ class Connection(ServedConnection):
         request = reader.take()
         if not is_first:
             request.caller = None  # the key may have been revoked while the request waited: authenticate again
+        if self._server.is_closing:
+            request.keeps_alive = False  # the response says so
         self.timeout_at = math.inf
         self._timed_phase = None
         if request.protocol_error is not None:

@@ -46,7 +46,8 @@ class Reply:
     `on_disconnect` is called when the client disconnects before the end; nothing is written after that. `is_paused`
     is True while the client reads more slowly than the gateway writes; written data then waits in memory, and
     `on_writable` is called when the client has caught up. `heartbeat` is a piece without meaning that may be written
-    into a begun response at any time. `status` is that of the response.
+    into a begun response at any time. `status` is that of the response. `_head` holds header lines that are not sent
+    yet: added ones at first, the whole head once the response has begun.
     """
 
     __slots__ = (
@@ -81,12 +82,16 @@ class Reply:
         """The client's address; empty where it is unknown."""
         return self._channel.peer
 
+    def add_headers(self, lines: bytes) -> None:
+        """Header lines besides those that `respond` or `begin` will be given; they replace lines added before."""
+        self._head = lines
+
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
         """Send the response in one piece. `headers` are complete lines."""
         channel = self._channel
         self.status = status
         close = b"" if channel.keeps_alive_after(self.request) else b"connection: close\r\n"
-        head = b"%b%bcontent-length: %d\r\n%b\r\n" % (STATUS_LINES[status], headers, len(body), close)
+        head = b"%b%b%bcontent-length: %d\r\n%b\r\n" % (STATUS_LINES[status], self._head, headers, len(body), close)
         channel.end_reply(self, head if self.request.method == b"HEAD" else head + body)
 
     def begin(self, headers: bytes) -> None:
@@ -96,7 +101,7 @@ class Reply:
             framing = b"connection: close\r\n"  # HTTP/1.0 has no chunks: closing the connection ends the body
         elif not self._channel.keeps_alive_after(self.request):
             framing += b"connection: close\r\n"
-        self._head = b"%b%b%b\r\n" % (STATUS_LINES[200], headers, framing)
+        self._head = b"%b%b%b%b\r\n" % (STATUS_LINES[200], self._head, headers, framing)
         self._begun = True
 
     def write(self, piece: bytes) -> None:

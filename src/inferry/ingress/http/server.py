@@ -24,6 +24,10 @@ class ServedConnection(ReplyChannel):
         """Close the connection now if no response is under way, else after that response."""
         raise NotImplementedError
 
+    def expect_last_request(self) -> None:
+        """The server retires: bound the time until the next request, if no response is under way."""
+        raise NotImplementedError
+
     def expire(self) -> None:
         """Handle a client that did not continue in time."""
         raise NotImplementedError
@@ -64,6 +68,7 @@ class Server:
         self._loop = loop or asyncio.get_running_loop()
         self._activity = asyncio.Event()
         self._is_closing = False
+        self.is_retiring = False
         self._descriptors = DescriptorMonitor()
         # One timer for all connections: rescheduling one per request would cost more than the sweep.
         self._sweep_interval_s = min(1.0, body_timeout_s / 4, idle_timeout_s / 4)
@@ -79,11 +84,29 @@ class Server:
             self._activity.clear()
             await self._activity.wait()
 
+    async def retire(self, grace_s: float) -> None:
+        """Serve the open connections to their end: every response closes its connection from now on, and says so.
+
+        A connection whose last response did not say so stays open for `grace_s` seconds, for a request that may be on
+        its way. Returns when all connections have ended.
+        """
+        self._is_closing = self.is_retiring = True
+        self.idle_timeout_s = grace_s
+        self._sweeper.cancel()
+        self._sweep_interval_s = min(self._sweep_interval_s, grace_s / 2)
+        for connection in list(self.connections):
+            connection.expect_last_request()
+        self._sweep()
+        await self._wait_until_closed()
+
     async def close(self) -> None:
         """Close every connection once its written data was sent; return when all have ended."""
-        self._is_closing = True
+        self._is_closing, self.is_retiring = True, False
         for connection in list(self.connections):
             connection.close_when_answered()
+        await self._wait_until_closed()
+
+    async def _wait_until_closed(self) -> None:
         while self.connections:
             self._activity.clear()
             await self._activity.wait()

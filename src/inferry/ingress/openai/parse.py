@@ -26,7 +26,7 @@ from inferry.ingress.errors import printable
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, int_header, lane_of, request_id, tier_of
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY, parse_idempotency
-from inferry.ingress.job_ids import job_id_of
+from inferry.ingress.job_ids import composed_of, job_id_of
 from inferry.ingress.openai.constraints import constraint_of
 from inferry.ingress.openai.decode import Api, check_ranges
 from inferry.ingress.openai.features import features_of
@@ -222,6 +222,7 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
         session=wire.prompt_cache_key or run.session or wire.user,
         salted=caller.tenant.isolation != "none",
         template_id=template_id,
+        composed=composed_of(headers),
         lane=lane,
         route=route,
         batch_key=BatchKey(route, streaming=stream),

@@ -52,6 +52,7 @@ HEADERS_IN: dict[str, Json] = {
             _NUMBER,
             "How long the call continues after its client has disconnected, for a repetition, in milliseconds.",
         ),
+        _header("x-inferry-history", {"type": "string", "enum": ["off"]}, "The call's history is not summarised."),
         _header("x-inferry-template-id", _NAME, "The prompt's template. Token counts are learned per template."),
         _header("x-inferry-max-wait-ms", _NUMBER, "Maximum time a job is held to form a batch, in milliseconds."),
         _header(
@@ -91,11 +92,13 @@ HEADERS_OUT: dict[str, Json] = {
         ),
         ("x-inferry-tools-left-out", _TEXT, "Types of tools in a Responses request that the model did not get."),
         ("x-inferry-lane", _LANES, "The lane of the job."),
+        ("x-inferry-path", _TEXT, "Of a composed model: the models that were called, with `>` between them."),
         ("x-inferry-queue-ms", {"type": "number", "minimum": 0}, "Time from arrival until it was sent to the worker."),
         ("x-inferry-batch-size", _COUNT, "Jobs in the same plan, including this one."),
         ("x-inferry-worker", _TEXT, "The worker's name."),
         ("x-inferry-shared-with", _TEXT, "The job of the same tenant whose response this is."),
         ("x-inferry-replayed", {"type": "string", "enum": ["true"]}, "The response was stored before this call."),
+        ("x-inferry-history", _TEXT, "The id of the history that a summary replaced in this call."),
         ("x-inferry-stop-reason", _TEXT, "The error code of the budget that ended a non-streaming response early."),
         ("x-inferry-drop-reason", _TEXT, "The error code of a refused valid request."),
         (
@@ -124,7 +127,7 @@ HEADERS_OUT: dict[str, Json] = {
 _RATE_LIMIT_HEADERS = tuple(name for name in HEADERS_OUT if name.startswith("x-ratelimit-"))
 CALL_HEADERS = (
     *("x-request-id", "x-inferry-lane", "x-inferry-queue-ms", "x-inferry-batch-size", "x-inferry-worker"),
-    *("x-inferry-shared-with", "x-inferry-replayed", "x-inferry-stop-reason"),
+    *("x-inferry-shared-with", "x-inferry-replayed", "x-inferry-stop-reason", "x-inferry-history", "x-inferry-path"),
     *_RATE_LIMIT_HEADERS,
 )
 REFUSAL_HEADERS = (

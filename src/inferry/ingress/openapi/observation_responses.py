@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from inferry.domain.reports import Cell, Column
+from inferry.durable.dead_letters import DeadLetter
 
 
 class ReportDescription(Struct, kw_only=True):
@@ -51,3 +52,9 @@ class ScaleReport(Struct, kw_only=True):
     """How many workers each group should have."""
 
     groups: list[GroupScale]
+
+
+class DeadLetterList(Struct, kw_only=True):
+    """Batch items and async jobs that were given up: delivered too often without a result."""
+
+    dead_letters: list[DeadLetter]

@@ -10,11 +10,13 @@ from inferry.ingress.openai import request_schema
 from inferry.ingress.openapi import pooled, responses
 from inferry.ingress.openapi.dashboard import dashboard_operations
 from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, parameter
+from inferry.ingress.openapi.histories import history_operations
 from inferry.ingress.openapi.jobs import callback_secret_operations, job_operations
 from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
 from inferry.ingress.openapi.messages import message_operations
 from inferry.ingress.openapi.observation import observation_operations
 from inferry.ingress.openapi.operation import Operation, call_operation, json_response, pooled_operation
+from inferry.ingress.openapi.pipelines import pipeline_operations
 from inferry.ingress.openapi.responses_api import response_operations
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json
 from inferry.ingress.openapi.storage import storage_operations
@@ -46,7 +48,9 @@ def operations() -> dict[str, dict[str, Operation]]:
         **response_operations(),
         **storage_operations(),
         **{path: {"post": pooled_operation(*call)} for path, call in pooled.CALLS.items()},
+        **history_operations(),
         **job_operations(),
+        **pipeline_operations(),
         **_models(),
         **_runs(),
         **_workers(),

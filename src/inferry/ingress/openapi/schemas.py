@@ -7,7 +7,9 @@ import msgspec
 from msgspec import Struct
 
 from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
+from inferry.domain.settings_versions import NewSettings, SettingsComparison, SettingsHistory, SettingsState
 from inferry.ingress.admin_adapters import LoadAdapterBody, UnloadAdapterBody
+from inferry.ingress.admin_settings import RollbackBody
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
 from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
 from inferry.ingress.batches.anthropic_batches import MAX_CUSTOM_ID_CHARS, CreateMessageBatchBody
@@ -21,6 +23,7 @@ from inferry.ingress.openapi import (
     job_responses,
     message_responses,
     observation_responses,
+    pipeline_objects,
     pooled,
     response_objects,
     responses,
@@ -31,6 +34,7 @@ from inferry.ingress.pooling.decode import MAX_INPUTS
 from inferry.ingress.responses.request_schema import ResponsesRequest
 from inferry.ingress.responses.response_object import SEALED_REASONING
 from inferry.observe.diagnosis.findings import Diagnosis
+from inferry.pipelines.model import PipelineRequest
 
 Json = dict[str, Any]
 
@@ -104,9 +108,22 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 def schemas() -> Json:
     """Every schema by name."""
     calls = (responses, message_responses, response_objects)
-    modules = (*calls, storage_responses, job_responses, timeline_responses, observation_responses, values)
+    modules = (
+        *calls,
+        storage_responses,
+        job_responses,
+        timeline_responses,
+        observation_responses,
+        pipeline_objects,
+        values,
+    )
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
+        NewSettings,
+        RollbackBody,
+        SettingsComparison,
+        SettingsHistory,
+        SettingsState,
         request_schema.ChatCompletionRequest,
         request_schema.CompletionRequest,
         TenantSettings,
@@ -121,6 +138,7 @@ def schemas() -> Json:
         CreateMessageBatchBody,
         *(*pooled.REQUESTS, *pooled.RESPONSES),
         CreateJobBody,
+        PipelineRequest,
         Diagnosis,
     ]
     owners = {module.__name__ for module in modules}

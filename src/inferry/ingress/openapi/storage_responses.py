@@ -148,3 +148,21 @@ class DeletedTenantData(Struct, forbid_unknown_fields=True):
     files: int
     batches: int
     jobs: int
+
+
+class HistoryObject(Struct, forbid_unknown_fields=True):
+    """The messages that a summary covers, as they were, and the summary. Times are seconds since 1970."""
+
+    id: str
+    object: Literal["history"]
+    created_at: int
+    expires_at: int | None
+    model: str
+    summary: str
+    messages: list[dict[str, Any]]
+
+
+class DeletedHistory(Struct, forbid_unknown_fields=True):
+    id: str
+    object: Literal["history.deleted"]
+    deleted: Literal[True]

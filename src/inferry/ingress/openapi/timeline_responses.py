@@ -7,10 +7,19 @@ from msgspec import UNSET, Struct, UnsetType
 from inferry.ingress.openapi.responses import RunTokens
 
 
+class CallOverflow(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What own workers would have missed after a predicted wait of `wait_ms`; without it, none of them was up."""
+
+    reason: Literal["deadline", "target"]
+    wait_ms: float | UnsetType = UNSET
+    cost_nanos: int | UnsetType = UNSET
+
+
 class CallDecision(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Why the call waited and why its worker was picked. `held_by` held it for `held_ms` to share a batch. `waits_ms`:
-    the time that it waited for capacity, by limit; `limit` of `limit_worker` bound it last. `filtered` counts the
-    workers that it could not use, by reason."""
+    """Why the call waited and why its worker was picked. `held_by` held it for `held_ms`: to share a batch,
+    or while its run was paused. `waits_ms`: the time that it waited for capacity, by limit; `limit` of `limit_worker`
+    bound it last. `filtered` counts the workers that it could not use, by reason. `overflow`: why it went to
+    a hosted worker, and what that cost."""
 
     picked_by: str | None
     candidates: int
@@ -21,6 +30,7 @@ class CallDecision(Struct, forbid_unknown_fields=True, kw_only=True):
     limit: str | UnsetType = UNSET
     limit_worker: str | UnsetType = UNSET
     waits_ms: dict[str, float] | UnsetType = UNSET
+    overflow: CallOverflow | UnsetType = UNSET
 
 
 class TimelineItem(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -15,7 +15,7 @@ from inferry.domain.sampling import Sampling
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, int_header, lane_of, request_id
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY, parse_idempotency
-from inferry.ingress.job_ids import new_job_id
+from inferry.ingress.job_ids import composed_of, job_id_of
 from inferry.ingress.openai.decode import MAX_TOKEN_ID
 from inferry.ingress.openai.parse import INLINE_TOKENIZE_BYTES, LongPrompt, find_card
 from inferry.ingress.pooling.decode import PooledRequest
@@ -151,7 +151,7 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
     request, headers, card, models, caller, now, _ = call
     wire = request.wire
     lane = lane_of(headers, wire.service_tier, caller)
-    job_id = new_job_id()
+    job_id = job_id_of(headers)
     run = identity(headers, job_id)
     step_named = None if run.step_id == job_id else run.step_id
     max_wait_ms = int_header(headers, b"x-inferry-max-wait-ms")
@@ -171,6 +171,7 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
         session=run.session or wire.user,
         salted=is_salted,
         template_id=identifier(headers, b"x-inferry-template-id"),
+        composed=composed_of(headers),
         lane=lane,
         route=route,
         batch_key=BatchKey(route, task=request.task, group=group),

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from inferry.domain.ledger import GpuTimeRow, LedgerEntry
-from inferry.ledger.schema import attempts, gpu_time
+from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
+from inferry.ledger.schema import attempts, composed_calls, gpu_time
 from inferry.ledger.stores.opening import connect
 
 
@@ -32,6 +32,12 @@ class AttemptStore:
         if rows:
             with self._connector.appending() as connection:
                 self._connector.insert_new(connection, gpu_time, [astuple(row) for row in rows])
+
+    def append_composed(self, rows: Sequence[ComposedRow]) -> None:
+        """Write all rows or, with an exception, none."""
+        if rows:
+            with self._connector.appending() as connection:
+                self._connector.insert_new(connection, composed_calls, [astuple(row) for row in rows])
 
     def close(self) -> None:
         self._connector.close()

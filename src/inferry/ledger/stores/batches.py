@@ -159,6 +159,34 @@ class BatchStore:
             charged = charged_jobs(connection, names.values())
         return [replace(item, is_charged=names[item.number] in charged) for item in found]
 
+    def load_items(self, wanted: Sequence[tuple[str, int]]) -> list[tuple[Batch, BatchItem]]:
+        """Items without an outcome, of batches in progress, by batch and number."""
+        c = batch_items.c
+        found: list[tuple[Batch, BatchItem]] = []
+        with self._database.reading() as connection:
+            for id, numbers in _by_batch(wanted).items():
+                batch = _find(connection, (batches.c.id == id) & (batches.c.status == "in_progress"))
+                if batch is not None:
+                    is_open = (c.batch_id == id) & c.number.in_(numbers) & c.outcome.is_(None)
+                    rows = connection.execute(select(c.number, c.custom_id, c.body, c.tries).where(is_open))
+                    found += [(batch, BatchItem(*row)) for row in rows]
+            names = [try_id(item_id(batch.id, item.number), item.tries) for batch, item in found]
+            charged = charged_jobs(connection, names)
+        return [
+            (batch, replace(item, is_charged=name in charged)) for (batch, item), name in zip(found, names, strict=True)
+        ]
+
+    def open_items(self, wanted: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        """Those of the items that have no outcome, of batches in progress."""
+        c, b = batch_items.c, batches.c
+        found: set[tuple[str, int]] = set()
+        with self._database.reading() as connection:
+            for id, numbers in _by_batch(wanted).items():
+                is_open = (c.batch_id == id) & c.number.in_(numbers) & c.outcome.is_(None)
+                is_running = select(b.id).where(b.id == id, b.status == "in_progress").exists()
+                found |= {(id, number) for (number,) in connection.execute(select(c.number).where(is_open, is_running))}
+        return frozenset(found)
+
     def record(self, records: Sequence[ItemResult | ItemTry]) -> None:
         """Write results and tries in one transaction. An item that has an outcome keeps it."""
         results: dict[tuple[str, Outcome], list[ItemResult]] = defaultdict(list)
@@ -243,6 +271,13 @@ def _last_within(
         if size >= max_bytes:
             break
     return last
+
+
+def _by_batch(items: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for id, number in items:
+        found[id].append(number)
+    return found
 
 
 def _insert_items(connection: Connection, id: str, items: Sequence[BatchItem]) -> None:

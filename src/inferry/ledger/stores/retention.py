@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from inferry.domain.ledger import RetentionPolicy
 from inferry.ledger.measures import MEASURES, is_last, measures
-from inferry.ledger.schema import attempts, gpu_rollups, gpu_time, rollups
+from inferry.ledger.schema import attempts, composed_calls, gpu_rollups, gpu_time, rollups
 from inferry.ledger.stores.database import LedgerDatabase
 
 STEP_ROWS = 500
@@ -55,6 +55,7 @@ class RetentionStore:
             return 0
         if self._roll_up_attempts(now) or self._roll_up_gpu_time(now):
             return limit
+        self._delete_composed(now)
         self._delete_rollups(now)
         self._next_pass_at = now + PASS_INTERVAL_S
         self._scanned_to = -math.inf
@@ -122,6 +123,13 @@ class RetentionStore:
                 self._add(connection, gpu_rollups, found, ("gpu_seconds",))
                 connection.execute(delete(gpu_time).where(is_chosen))
         return len(keys) == self._step_rows
+
+    def _delete_composed(self, now: float) -> None:
+        """Delete rows of composed calls with the age of attempts. They have no roll-up."""
+        if self._policy.attempts_s is not None:
+            with self._database.writing() as connection:
+                old = composed_calls.c.ended_at < now - self._policy.attempts_s
+                connection.execute(delete(composed_calls).where(old))
 
     def _delete_rollups(self, now: float) -> None:
         if self._policy.rollups_s is not None:

@@ -167,6 +167,8 @@ def _decision(decision: Decision | None, entry: LedgerEntry) -> Attributes:
     for name in ("picked_by", "held_by", "limit", "limit_worker"):
         if (value := getattr(decision, name)) is not None:
             attributes[f"inferry.decision.{name}"] = value
+    if decision.overflow is not None:
+        attributes["inferry.decision.overflow"] = decision.overflow.reason
     return attributes
 
 

@@ -79,6 +79,10 @@ class Tracer:
             _note_error(call, error, status)
             self._end(call)
 
+    def release(self, call: CallTrace) -> None:
+        """A call that was held open for further jobs has no more of them."""
+        self._job_ended(call)
+
     def _job_ended(self, call: CallTrace) -> None:
         call.open_jobs -= 1
         if not call.open_jobs:

@@ -31,8 +31,12 @@ def hold_limit(entry: QueuedJob, queue: RouteQueue, hold_rules: Sequence[HoldRul
 
 
 def should_keep_holding(queue: RouteQueue) -> bool:
-    """Whether held jobs stay held after a change of workers. A worker without a pass releases them."""
+    """Whether held jobs stay held after a change of workers or rules. A worker without a pass releases them, and so
+    does a change to other rules.
+    """
     route = queue.route
+    if not queue.is_in_use():
+        return False
     return queue.rules.window == "fixed" or (route.all_pad is route.any_pads and not route.has_free_pass())
 
 

@@ -70,11 +70,11 @@ class _LaneActivity:
 
     __slots__ = ("last_busy_at", "prefilling", "slack_s", "streams", "waiting_since")
 
-    def __init__(self) -> None:
-        self.waiting_since: float | None = None
-        self.prefilling = 0
-        self.streams: dict[Stream, None] = {}
-        self.last_busy_at = -inf
+    def __init__(self, former: "_LaneActivity | None" = None) -> None:
+        self.waiting_since: float | None = None if former is None else former.waiting_since
+        self.prefilling: int = 0 if former is None else former.prefilling
+        self.streams: dict[Stream, None] = {} if former is None else former.streams
+        self.last_busy_at: float = -inf if former is None else former.last_busy_at
         self.slack_s = inf
 
     def is_idle(self, now: float) -> bool:
@@ -88,8 +88,8 @@ class _SloLaneActivity(_LaneActivity):
 
     __slots__ = ("itl_s", "ttft_s")
 
-    def __init__(self, ttft_s: float, itl_s: float) -> None:
-        super().__init__()
+    def __init__(self, ttft_s: float, itl_s: float, former: _LaneActivity | None) -> None:
+        super().__init__(former)
         self.ttft_s = ttft_s
         self.itl_s = itl_s
 
@@ -127,8 +127,8 @@ class CapacityController:
     """`limits` are what the worker can hold; `chunk_tokens` is what it computes in one step."""
 
     def __init__(self, lanes: Mapping[Lane, LanePolicy], limits: Capacity, chunk_tokens: int | None = None) -> None:
-        self._activities = {lane: _activity_for(lanes[lane]) for lane in sorted(lanes)}
-        self._slo_lanes = [activity for activity in self._activities.values() if isinstance(activity, _SloLaneActivity)]
+        self._activities: dict[Lane, _LaneActivity] = {}
+        self.use_lanes(lanes)
         self._limits = limits
         self._chunk_tokens = chunk_tokens
         self._load = Load()
@@ -146,6 +146,11 @@ class CapacityController:
         self._attainment = 1.0
 
     # -- what it is told -----------------------------------------------------------------------------------------------
+
+    def use_lanes(self, lanes: Mapping[Lane, LanePolicy]) -> None:
+        """Follow other SLO targets. What is in flight stays counted."""
+        self._activities = {lane: _activity_for(lanes[lane], self._activities.get(lane)) for lane in sorted(lanes)}
+        self._slo_lanes = [activity for activity in self._activities.values() if isinstance(activity, _SloLaneActivity)]
 
     def arrived(self, lane: Lane, footprint: Footprint, now: float) -> None:
         """A job arrived that the engine alone would get now."""
@@ -291,7 +296,8 @@ class CapacityController:
         if self._attainment >= HOLDING_PAYS:
             return None
         waits_s = tuple([self._direct.wait_s(lane, now) for lane in range(len(Lane))])
-        return DirectWaits(waits_s, self._direct.token_s() / self._token_ratio(), self._chunk_tokens)
+        token_s = self._direct.token_s()
+        return DirectWaits(waits_s, token_s / self._token_ratio(), self._chunk_tokens, token_s)
 
     def _token_ratio(self) -> float:
         """Prompt tokens in the gateway's count for each one that the engine computes.
@@ -377,10 +383,10 @@ class CapacityController:
         return own + max(0, self._load.running + self._load.waiting - own - prefilling)
 
 
-def _activity_for(policy: LanePolicy) -> _LaneActivity:
+def _activity_for(policy: LanePolicy, former: _LaneActivity | None) -> _LaneActivity:
     if policy.ttft_ms is None or policy.itl_ms is None:
-        return _LaneActivity()
-    return _SloLaneActivity(policy.ttft_ms / 1000, policy.itl_ms / 1000)
+        return _LaneActivity(former)
+    return _SloLaneActivity(policy.ttft_ms / 1000, policy.itl_ms / 1000, former)
 
 
 def _smoothed(mean: float, value: float) -> float:

@@ -23,10 +23,14 @@ class Borrowing:
     __slots__ = ("_borrowers", "_last_live_at", "_live_groups", "_live_lanes", "is_enabled")
 
     def __init__(self, lane_queues: Sequence[LaneQueue]) -> None:
-        self._borrowers = [lane_queue for lane_queue in lane_queues if lane_queue.rules.borrow_groups]
-        self._live_lanes = [lane_queue for lane_queue in lane_queues if lane_queue.rules.is_live]
         self._live_groups: set[str] = set()
         self._last_live_at: dict[str, float] = {}
+        self.use_lane_rules(lane_queues)
+
+    def use_lane_rules(self, lane_queues: Sequence[LaneQueue]) -> None:
+        """Follow which lanes may borrow, and which are live."""
+        self._borrowers = [lane_queue for lane_queue in lane_queues if lane_queue.rules.borrow_groups]
+        self._live_lanes = [lane_queue for lane_queue in lane_queues if lane_queue.rules.is_live]
         self.is_enabled = bool(self._borrowers)
 
     def update(self, workers: Iterable[WorkerState], tick_context: TickContext) -> tuple[bool, list[InferenceJob]]:

@@ -25,3 +25,8 @@ def has_adapter(view: WorkerView, route: RouteKey) -> bool:
 def is_in_pool(view: WorkerView, route: RouteKey) -> bool:
     """Workers of a tenant pool serve that pool only, and its jobs stay there."""
     return route.isolation == view.isolation
+
+
+def is_for_overflow(view: WorkerView, route: RouteKey) -> bool:
+    """Workers for overflow take jobs that overflow and no others."""
+    return view.overflow == route.overflow

@@ -19,6 +19,7 @@ def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
     return old is None or (
         (old.phase, old.pads, old.refills, old.isolation, old.precision, old.group, old.output_length)
         != (new.phase, new.pads, new.refills, new.isolation, new.precision, new.group, new.output_length)
+        or old.overflow != new.overflow
         or old.models != new.models
         or old.adapters != new.adapters
     )
@@ -84,7 +85,7 @@ class RouteFilter:
             up = [w for w in up if w.output_length in (None, self.key.length)] or up
         up.sort(key=lambda w: w.name)
         self.is_remote = any(w.view is not None and w.view.is_remote for w in up)
-        groups = None if self.is_remote else self._rules.groups
+        groups = None if self.is_remote or self.key.overflow else self._rules.groups
         tiers = [up] if groups is None else [[w for w in up if w.group == group] for group in groups]
         if groups is not None and (outside := len(up) - sum(map(len, tiers))):
             filtered[decisions.WORKER_GROUP] = outside
@@ -97,6 +98,10 @@ class RouteFilter:
             for group in sorted({w.group for w in others if w.group is not None}):
                 self.borrowable[group] = worker_groups.of(tuple(w for w in others if w.group == group))
         self._update_tiers()
+
+    def use_rules(self, rules: LaneRules) -> None:
+        """The lane has other rules. They apply from the next `refresh` on."""
+        self._rules = rules
 
     def borrow(self, lent: frozenset[str]) -> bool:
         """Use the workers of these groups and of no other borrowed group; say whether that is a change."""

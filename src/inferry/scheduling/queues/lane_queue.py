@@ -10,6 +10,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import QueuedAhead
 from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.run_split import RunSplit
 from inferry.scheduling.batching.pass_window import FollowerStats
 from inferry.scheduling.batching.prefix_groups import PrefixGroups
 from inferry.scheduling.batching.sibling_window import SiblingWindows
@@ -23,7 +24,7 @@ from inferry.scheduling.queues.bound_interval import BoundInterval
 from inferry.scheduling.queues.fair_queue import FairQueue, RunQueue, fair_key
 from inferry.scheduling.queues.fair_share import LaneAccounts
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
-from inferry.scheduling.queues.queued_job import READY, QueuedJob
+from inferry.scheduling.queues.queued_job import READY, QueuedJob, QueueKey
 from inferry.scheduling.worker_state import WorkerState
 
 PREPAID_TOKENS: Final = 4 * QUANTUM_TOKENS
@@ -41,7 +42,7 @@ class BacklogCounter:
 
 
 class RouteQueue:
-    """The jobs of one lane and key: some held, the others ready, in fair order.
+    """The jobs of one lane, settings version and key: some held, the others ready, in fair order.
 
     A queue with one ready job is `_single_job`: it has no order and no siblings. Jobs of one run are ordered by arrival
     in `_single_run`; the second run makes `_fair_queue`. `overtaken` counts the prompt tokens of lower lanes that went
@@ -76,10 +77,10 @@ class RouteQueue:
         "size",
     )
 
-    def __init__(self, key: RouteKey | BatchKey, lane_queue: "LaneQueue", route: RouteFilter) -> None:
+    def __init__(self, key: QueueKey, lane_queue: "LaneQueue", rules: LaneRules, route: RouteFilter) -> None:
         self.key = key
         self.lane_queue = lane_queue
-        self.rules = lane_queue.rules
+        self.rules = rules
         self.route = route
         self.followers = FollowerStats()
         self.sibling_windows = SiblingWindows(self.rules.coalesce_s)
@@ -99,6 +100,11 @@ class RouteQueue:
         self._overload_selector = OverloadSelector()
         self._arrival_order = ArrivalOrder()
         self.size = 0
+
+    def is_in_use(self) -> bool:
+        """Whether jobs that arrive still join the queue: its rules are in use."""
+        version, candidate = self.rules.version, self.lane_queue.candidate
+        return version == self.lane_queue.rules.version or (candidate is not None and version == candidate.version)
 
     def hold(self, entry: QueuedJob) -> None:
         self.held[entry.job.job_id] = entry
@@ -209,6 +215,7 @@ class RouteQueue:
 class LaneQueue:
     """One lane: its rules, its queues, and the jobs they hold in all.
 
+    During a trial of other settings `trial` says which runs have the rules `candidate`; otherwise both are None.
     `waiting` are the queues with ready jobs, `ready` counts those jobs. `credit` is what the lane is owed, in prompt
     tokens. `below` are the lower lanes with a share, `above` all higher lanes. `accounts` holds the service of its
     tenants. `depth` counts the jobs held or ready; `prompt_tokens` and `output_tokens` are theirs. `is_head_cost_known`
@@ -222,6 +229,7 @@ class LaneQueue:
         "backlog",
         "below",
         "cached_slices_of",
+        "candidate",
         "credit",
         "depth",
         "is_head_cost_known",
@@ -234,6 +242,7 @@ class LaneQueue:
         "ready",
         "routes",
         "rules",
+        "trial",
         "waiting",
     )
 
@@ -246,10 +255,12 @@ class LaneQueue:
     ) -> None:
         self.lane: Lane = rules.lane
         self.rules = rules
+        self.candidate: LaneRules | None = None
+        self.trial: RunSplit | None = None
         self.backlog = backlog
         self.cached_slices_of = cached_slices_of
         self.accounts = accounts
-        self.queues: dict[RouteKey | BatchKey, RouteQueue] = {}
+        self.queues: dict[QueueKey, RouteQueue] = {}
         self.queue_by_route: dict[RouteKey, RouteQueue] = {}
         self.latest_queue: RouteQueue | None = None
         self.routes: dict[RouteKey, RouteFilter] = {}
@@ -263,9 +274,11 @@ class LaneQueue:
         self._head_cost: int | None = None
 
     def known_queue(self, job: InferenceJob) -> RouteQueue | None:
-        """The queue of the job's route, where batch keys do not split it. Mostly that of the job before."""
+        """The queue of the job's route, where batch keys or a trial do not split it. Mostly that of the job before."""
+        if self.trial is not None:
+            return None
         queue = self.latest_queue
-        if queue is None or queue.key != job.route:
+        if queue is None or queue.route.key != job.route:
             queue = self.latest_queue = self.queue_by_route.get(job.route)
         return queue
 
@@ -288,17 +301,16 @@ class LaneQueue:
             route = self.routes[job.route] = RouteFilter(
                 job.route, self.rules, filters, workers.values(), worker_groups
             )
-        key = self._batch_key(job) if route.any_pads else job.route
+        rules = self.rules
+        if self.trial is not None and self.candidate is not None and self.trial.takes(job.tenant, job.run_id):
+            rules = self.candidate
+        key = (rules.version, _batch_key(job, rules) if route.any_pads else job.route)
         queue = self.queues.get(key)
         if queue is None:
-            queue = self.queues[key] = RouteQueue(key, self, route)
-        if not route.any_pads:
+            queue = self.queues[key] = RouteQueue(key, self, rules, route)
+        if not route.any_pads and rules is self.rules:
             self.queue_by_route[job.route] = queue
         return queue
-
-    def _batch_key(self, job: InferenceJob) -> BatchKey:
-        bucket = self.rules.prompt_bucket(job.footprint.prompt.expected)
-        return job.batch_key if bucket is None else replace(job.batch_key, bucket=bucket)
 
     def first(self) -> RouteQueue | None:
         """The queue whose head goes first, among those with workers."""
@@ -333,7 +345,7 @@ class LaneQueue:
     def add_entry(self, job: InferenceJob, number: int, queue: RouteQueue) -> QueuedJob:
         """Enter a job that is queued."""
         run = self.accounts.open_run(job.tenant, job.run_id)
-        entry = QueuedJob(job, number, self.rules, queue.key, run)
+        entry = QueuedJob(job, number, queue.rules, queue.key, run)
         entry.is_pooled = queue.route.is_pooled
         self.depth += 1
         self.prompt_tokens += entry.cold_tokens
@@ -366,3 +378,8 @@ class LaneQueue:
         """Drop empty queues, and routes without a queue."""
         self.queues = {key: queue for key, queue in self.queues.items() if queue.held or queue in self.waiting}
         self.routes = {queue.route.key: queue.route for queue in self.queues.values()}
+
+
+def _batch_key(job: InferenceJob, rules: LaneRules) -> BatchKey:
+    bucket = rules.prompt_bucket(job.footprint.prompt.expected)
+    return job.batch_key if bucket is None else replace(job.batch_key, bucket=bucket)

@@ -30,12 +30,16 @@ class LaneShares:
     __slots__ = ("_paid_turn", "_rotation", "_turn_holder")
 
     def __init__(self, lane_queues: Sequence[LaneQueue]) -> None:
+        self.use_lane_rules(lane_queues)
+        self._paid_turn = False
+
+    def use_lane_rules(self, lane_queues: Sequence[LaneQueue]) -> None:
+        """Follow the shares of the lanes. A turn that is owed now is found again."""
         self._rotation = [lane_queue for lane_queue in lane_queues if lane_queue.rules.has_share]
         for lane_queue in lane_queues:
             lane_queue.above = tuple(higher for higher in lane_queues if higher.lane < lane_queue.lane)
             lane_queue.below = tuple(lower for lower in self._rotation if lower.lane > lane_queue.lane)
         self._turn_holder: LaneQueue | None = None
-        self._paid_turn = False
 
     def start(self) -> None:
         """A new walk: the first job of a lane may have changed."""

@@ -19,6 +19,8 @@ class QueueState(enum.Enum):
 
     HELD = "held"
     """Held for others to join its batch."""
+    PAUSED = "paused"
+    """Its run has no place in the KV cache of a worker (`sessions`)."""
     READY = "ready"
     """Waiting for capacity."""
     NOMINATED = "nominated"
@@ -30,11 +32,14 @@ class QueueState(enum.Enum):
 
 # Final names are static in compiled code: looking a member up on its class is a noticeable part of what a job costs.
 HELD: Final = QueueState.HELD
+PAUSED: Final = QueueState.PAUSED
 READY: Final = QueueState.READY
 NOMINATED: Final = QueueState.NOMINATED
 PLANNED: Final = QueueState.PLANNED
 REMOVED: Final = QueueState.REMOVED
 _IMMEDIATE: Final = ReleaseReason.IMMEDIATE
+QueueKey = tuple[int, RouteKey | BatchKey]
+"""Settings version, and the route or batch key."""
 MAX_PREEMPTIONS = 3
 """A job that was stopped this often runs to its end."""
 
@@ -111,9 +116,7 @@ class QueuedJob:
         "worker",
     )
 
-    def __init__(
-        self, job: InferenceJob, number: int, rules: LaneRules, queue_key: RouteKey | BatchKey, run: RunAccount
-    ) -> None:
+    def __init__(self, job: InferenceJob, number: int, rules: LaneRules, queue_key: QueueKey, run: RunAccount) -> None:
         self.job = job
         self.number = number
         self.rules = rules

@@ -19,6 +19,7 @@ from inferry.engine.messages import (
     Heartbeat,
     Ready,
     Rejected,
+    Returned,
     Stats,
     StepDone,
     ToEngine,
@@ -55,7 +56,7 @@ class EngineSupervisor:
         open_link: OpenLink,
         clock: Clock,
         *,
-        on_message: Callable[[StepDone | Aborted | Rejected | AdapterChanged], None],
+        on_message: Callable[[StepDone | Returned | Aborted | Rejected | AdapterChanged], None],
         on_ready: Callable[[], None],
         on_lost: Callable[[str], None],
         has_work: Callable[[], bool],
@@ -193,7 +194,7 @@ class EngineSupervisor:
                 self._on_message(message)
                 self.stats = message.stats
                 self.observed_at = self._clock.now()
-            case Rejected() | AdapterChanged():
+            case Rejected() | Returned() | AdapterChanged():
                 self._on_message(message)
             case Ready():
                 self.ready = message

@@ -18,7 +18,18 @@ from inferry.domain.ports import Emit, ModelCard, TextAssembler
 from inferry.domain.routes import GENERATES, BatchKey, OutputLength, Task
 from inferry.domain.streams import Failed, FinishReason
 from inferry.domain.workers import Capacity, KvPacking, Load, StepWork, WorkerView
-from inferry.engine.messages import Aborted, AdapterChanged, Add, EndRun, Rejected, Request, Stats, StepDone, ToEngine
+from inferry.engine.messages import (
+    Aborted,
+    AdapterChanged,
+    Add,
+    EndRun,
+    Rejected,
+    Request,
+    Returned,
+    Stats,
+    StepDone,
+    ToEngine,
+)
 from inferry.engine.tool_formats import ToolFormat
 from inferry.workers.in_process.adapter_table import AdapterTable
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
@@ -251,10 +262,11 @@ class EngineWorker:
         """The run is over: the engine keeps no KV for its next call."""
         self._send(EndRun(_run_name(tenant, run_id)))
 
-    def _on_message(self, message: StepDone | Aborted | Rejected | AdapterChanged) -> None:
+    def _on_message(self, message: StepDone | Returned | Aborted | Rejected | AdapterChanged) -> None:
         if isinstance(message, AdapterChanged):
             self._adapters.on_message(message)
             return
+        assert not isinstance(message, Returned), "an engine runs no Python functions"
         self._pooled.on_message(message)  # before an abort is confirmed
         self._jobs.on_message(message)
 

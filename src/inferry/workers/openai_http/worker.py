@@ -56,8 +56,7 @@ class OpenAIHttpWorker:
         clock: Clock,
         lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES,
     ) -> None:
-        self._name = name
-        self._settings, self._lanes = settings, lanes
+        self._name, self._settings, self._lanes = name, settings, lanes
         self.clock = clock
         self._profile = profile = settings.profile
         parents = model_parents(settings, {})
@@ -146,6 +145,7 @@ class OpenAIHttpWorker:
             kv_capacity=kv_capacity,
             observed_at=now,
             gpus=self._settings.gpus,
+            overflow=self._settings.overflow,
             chunk_tokens=self._settings.chunk_tokens,
             controlled=self._settings.controlled,
             prefix_hits=prefix_hits,

@@ -1,0 +1,45 @@
+"""The sections of a configuration that have versions: complete as values, and back into a configuration."""
+
+import typing
+from typing import Any
+
+import msgspec
+
+from inferry.cli.config.schema import Config, ConfigError, LaneConfig
+from inferry.cli.config.validation import check_config
+from inferry.domain.settings_versions import Sections
+from inferry.settings.sections import VERSIONED
+
+
+def sections_of(config: Config) -> Sections:
+    """The sections with versions, with all defaults, as JSON has them."""
+    sections = {name: _lanes(config) if name == "lanes" else getattr(config, name) for name in VERSIONED}
+    found: Sections = msgspec.json.decode(msgspec.json.encode(sections))
+    return found
+
+
+def _lanes(config: Config) -> dict[str, dict[str, Any]]:
+    lanes = {
+        lane.name: {name: getattr(policy, name) for name in LaneConfig.__struct_fields__}
+        for lane, policy in config.lane_policies().items()
+    }
+    for lane in lanes.values():
+        lane["may_preempt"] = [lower.name for lower in lane["may_preempt"]]
+    return lanes
+
+
+def with_sections(config: Config, sections: Sections) -> Config:
+    """The configuration with these sections in place of its own. Raises ConfigError."""
+    unknown = sorted(sections.keys() - VERSIONED.keys())
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)} has no versions; sections with versions: {', '.join(VERSIONED)}")
+    kinds = typing.get_type_hints(Config)
+    try:
+        changes = {name: msgspec.convert(value, kinds[name]) for name, value in sections.items()}
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
+    changed = msgspec.structs.replace(config, **changes)
+    problems = list(check_config(changed))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return changed

@@ -1,0 +1,131 @@
+"""Settings tried on recorded traffic in the simulator: what each version would do to attainment, latency and cost."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from msgspec import Struct
+
+from inferry.cli.config.schema import Config
+from inferry.cli.simulate_setup import Arm, drop_oversized, gateway_arm, simulated_workers
+from inferry.domain.lanes import Lane
+from inferry.domain.prices import Price
+from inferry.domain.run_split import RunSplit
+from inferry.domain.traffic import RecordedCall
+from inferry.scheduling.lane_switch import LaneTrial
+from inferry.sim.calls import CallRow, Run
+from inferry.sim.costs import EngineFlags, EngineModel
+from inferry.sim.gateway import GatewayFrontend
+from inferry.sim.recorded_traffic import LanePrediction, fitted_model, recorded_runs
+from inferry.sim.report import attains, quantile
+from inferry.sim.simulation import Frontend, Simulation
+from inferry.sim.workload import SimulationSetupError, SloTarget, slo_targets_for
+
+SALT = "prediction"
+"""Which runs a simulated trial takes is the same every time."""
+
+
+class Prediction(Struct, frozen=True, kw_only=True):
+    """Both versions on the same traffic, by lane. `left_out`: runs that exceed the KV capacity of an engine."""
+
+    calls: int
+    left_out: int
+    model: str
+    current: dict[str, LanePrediction]
+    new: dict[str, LanePrediction]
+
+
+def predict(
+    current: Config,
+    new: Config,
+    calls: Sequence[RecordedCall],
+    model: EngineModel | None = None,
+    share: float | None = None,
+) -> Prediction:
+    """Play the calls with both versions: each with all runs, or in a trial that gives a `share` of them the new one.
+
+    Attainment of both is measured against the targets of the current version. Without a model the engine's costs are
+    fitted to the calls. Raises SimulationSetupError.
+    """
+    model = model or fitted_model(calls, EngineFlags())
+    if model is None:
+        raise SimulationSetupError(
+            f"the ledger has {len(calls)} calls of that time, too few to fit an engine model: name one with --model"
+        )
+    targets = slo_targets_for(current.lane_policies())
+    arms = [
+        gateway_arm(name, config.lane_policies(), simulated_workers(config, model))
+        for name, config in (("current", current), ("new", new))
+    ]
+    runs = recorded_runs(calls)
+    fitting = drop_oversized(runs, arms)
+    if not fitting:
+        raise SimulationSetupError("no recorded call fits the KV capacity of the engines")
+    prices, named = current.price_list(), {call.model for call in calls}
+    price = next((prices[one] for one in named if one in prices), prices.get("*"))
+    tally = partial(_tally, model=model, targets=targets, price=price)
+    if share is None or share == 1:
+        before, after = (tally(_play(fitting, arm, arm.frontend(), model, targets)) for arm in arms)
+    else:
+        frontend, split = arms[0].frontend(), RunSplit(SALT, share)
+        assert isinstance(frontend, GatewayFrontend)
+        frontend.scheduler.use_lanes(current.lane_policies(), 1, LaneTrial(new.lane_policies(), 2, split))
+        simulation = _play(fitting, arms[0], frontend, model, targets)
+        before = tally(simulation, is_counted=lambda row: not split.takes(row.tenant, row.run))
+        after = tally(simulation, is_counted=lambda row: split.takes(row.tenant, row.run))
+    left_out = len(runs) - len(fitting)
+    return Prediction(calls=len(calls), left_out=left_out, model=model.name, current=before, new=after)
+
+
+def _play(
+    runs: Sequence[Run], arm: Arm, frontend: Frontend, model: EngineModel, targets: Mapping[Lane, SloTarget]
+) -> Simulation:
+    simulation = Simulation(
+        frontend,
+        model.costs,
+        arm.flags,
+        itl_s={lane: one.itl_s for lane, one in targets.items()},
+        ttft_s_per_1k_tokens={lane: one.ttft_s_per_1k_tokens for lane, one in targets.items()},
+    )
+    simulation.play(runs)
+    return simulation
+
+
+def _tally(
+    simulation: Simulation,
+    *,
+    model: EngineModel,
+    targets: Mapping[Lane, SloTarget],
+    price: Price | None,
+    is_counted: Callable[[CallRow], bool] = lambda row: True,
+) -> dict[str, LanePrediction]:
+    """The lanes' figures. The engines' time is divided by the work of the calls."""
+    gpu_s_per_work = sum(simulation.busy_s) / (sum(_work_s(row, model) for row in simulation.rows) or 1.0)
+    rows = [row for row in simulation.rows if is_counted(row)]
+    return {
+        lane.name: _lane(mine, targets[lane].ttft_s, price, gpu_s_per_work * sum(_work_s(row, model) for row in mine))
+        for lane in Lane
+        if (mine := [row for row in rows if row.lane is lane])
+    }
+
+
+def _work_s(row: CallRow, model: EngineModel) -> float:
+    """What the tokens of a call cost the engine, alone."""
+    return model.costs.prefill_token_s * (row.prompt - row.cached) + model.costs.base_s * row.produced
+
+
+def _lane(rows: Sequence[CallRow], ttft_s: float, price: Price | None, gpu_s: float) -> LanePrediction:
+    tokens, firsts = max(1, sum(row.produced for row in rows)), [row.ttft_s for row in rows if row.ttft_s is not None]
+    if price is None:
+        cost = gpu_s
+    elif price.is_per_token:
+        cost = sum(price.nanos(row.prompt, row.cached, row.produced) for row in rows) / 1e9
+    else:
+        cost = price.nanos(0, 0, 0, gpu_s) / 1e9
+    return LanePrediction(
+        calls=len(rows),
+        attainment=sum(attains(row, ttft_s) for row in rows) / len(rows),
+        ttft_p50=quantile(firsts, 0.5),
+        ttft_p95=quantile(firsts, 0.95),
+        throughput=tokens / max(1e-9, sum(row.end_s for row in rows)),
+        cost=1000 * cost / tokens,
+    )

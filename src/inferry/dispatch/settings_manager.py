@@ -1,0 +1,299 @@
+"""The settings in use: restored from the database, changed by operators, rolled back by guardrails.
+
+`SettingsManager` belongs to the event loop and owns the current state. Every change is written to the database first
+and then used. Other gateways with the same database follow within `POLL_INTERVAL_S`.
+"""
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from inferry.dispatch.periodic_task import PeriodicTask
+from inferry.domain.errors import Conflict, InvalidRequest, LedgerUnavailable, NotFound
+from inferry.domain.run_split import RunSplit
+from inferry.domain.settings_versions import (
+    ChangeKind,
+    Guardrails,
+    NewSettings,
+    RunTally,
+    Sections,
+    SettingsChange,
+    SettingsComparison,
+    SettingsHistory,
+    SettingsState,
+    SettingsVersion,
+)
+from inferry.settings.comparison import compare
+from inferry.settings.guardrails import interval_error, rollback_reason
+from inferry.settings.sections import differences, whole_only
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 1.0
+MAX_CHANGES = 200
+"""Changes in a listing, and how far back the version before the active one is looked for."""
+
+
+class SettingsStore(Protocol):
+    """Versions and changes in the database. Methods block."""
+
+    def versions(self) -> list[SettingsVersion]: ...
+    def version(self, number: int) -> SettingsVersion | None: ...
+    def changes(self, limit: int) -> list[SettingsChange]: ...
+    def latest_change(self) -> SettingsChange | None: ...
+    def last_file_change(self) -> SettingsChange | None: ...
+    def add(self, version: SettingsVersion) -> SettingsVersion: ...
+    def change(self, decide: Callable[[SettingsChange | None], SettingsChange | None]) -> SettingsChange | None: ...
+    def tallies(self, versions: Sequence[int], since: float, until: float | None) -> list[RunTally]: ...
+
+
+class SettingsManager:
+    """`complete` checks sections and fills in defaults, or raises InvalidRequest. `use` applies a state. `models` are
+    those served now. `run` runs a blocking function off the event loop. Without `can_try` no trial is started.
+    """
+
+    def __init__(
+        self,
+        store: SettingsStore,
+        *,
+        run: Callable[..., Awaitable[Any]],
+        wall: Callable[[], float],
+        complete: Callable[[Sections], Sections],
+        use: Callable[[SettingsState, RunSplit | None], None],
+        models: Callable[[], Iterable[str]],
+        guardrails: Guardrails,
+        can_try: bool = True,
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._wall = wall
+        self._complete = complete
+        self._use = use
+        self._models = models
+        self._guardrails = guardrails
+        self._can_try = can_try
+        self._change: SettingsChange | None = None
+        self.state: SettingsState | None = None
+        self._following = PeriodicTask(self._follow_while_up, POLL_INTERVAL_S, "the settings")
+        self._guarding = PeriodicTask(
+            self._guard_while_up, guardrails.check_interval_s, "the guardrails of the settings"
+        )
+
+    def restore(self, file_sections: Sections) -> None:
+        """Use what was in use last, or a new version if the configuration file has changed since. Blocks."""
+        sections = self._complete(file_sections)
+        self._store_file(sections)
+        try:
+            self._load(self._read_if_new())
+        except Exception as error:
+            # They do not fit the rest of the file, for example a group of workers that it no longer has.
+            log.error("the settings in use last cannot be used, those of the file are: %s", error)
+            self._store_version(sections)
+            self._load(self._read_if_new())
+
+    def _store_file(self, sections: Sections) -> None:
+        last = self._store.last_file_change()
+        before = None if last is None else self._store.version(last.active)
+        if before is not None and not differences(before.sections, sections):
+            return
+        self._store_version(sections)
+
+    def _store_version(self, sections: Sections) -> None:
+        version = self._store.add(self._new_version(sections, "configuration file"))
+        change = SettingsChange(number=0, at=self._wall(), kind=ChangeKind.FILE, active=version.number)
+        self._store.change(lambda latest: change)
+
+    def start(self) -> None:
+        self._following.start()
+        self._guarding.start()
+
+    async def close(self) -> None:
+        await self._following.close()
+        await self._guarding.close()
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    async def history(self) -> SettingsHistory:
+        versions, changes = await self._run(self._store.versions), await self._run(self._store.changes, MAX_CHANGES)
+        state = self._current()
+        return SettingsHistory(
+            active=state.active.number,
+            candidate=None if state.candidate is None else state.candidate.number,
+            versions=tuple(versions),
+            changes=tuple(changes),
+        )
+
+    async def apply(self, new: NewSettings) -> SettingsState:
+        """Use other settings: for all runs, or for a share of them. Raises InvalidRequest, NotFound and Conflict."""
+        state = self._current()
+        split = None if new.share is None or new.share == 1 else RunSplit(secrets.token_hex(8), new.share)
+        if split is not None and not 0 < split.share < 1:
+            raise InvalidRequest("`share` is above 0 and at most 1", param="share")
+        if split is not None and not self._can_try:
+            raise InvalidRequest("a trial needs a ledger that is not in memory: versions are compared by its rows")
+        version = await self._find_or_add(new, state, split)
+        active, kind = (version.number, ChangeKind.APPLY) if split is None else (state.active.number, ChangeKind.TRIAL)
+        await self._write(
+            SettingsChange(
+                number=0,
+                at=self._wall(),
+                kind=kind,
+                active=active,
+                candidate=None if split is None else version.number,
+                split=split,
+                reason=new.note,
+            )
+        )
+        return self._current()
+
+    async def rollback(self, reason: str = "") -> SettingsState:
+        """End the trial, or make the version that was active before the active one again."""
+        state = self._current()
+        active = state.active.number
+        if state.candidate is None:
+            changes: list[SettingsChange] = await self._run(self._store.changes, MAX_CHANGES)
+            former = next((change.active for change in changes if change.active != active), None)
+            if former is None:
+                raise Conflict("no other version was active before")
+            active = former
+        await self._write(
+            SettingsChange(number=0, at=self._wall(), kind=ChangeKind.ROLLBACK, active=active, reason=reason)
+        )
+        return self._current()
+
+    async def comparison(self) -> SettingsComparison:
+        """The latest trial, whether it goes on or not. Raises NotFound where there was none."""
+        changes: list[SettingsChange] = await self._run(self._store.changes, MAX_CHANGES)
+        place = next((place for place, change in enumerate(changes) if change.candidate is not None), None)
+        if place is None:
+            raise NotFound("there was no trial yet")
+        return await self._compare(changes[place], changes[place - 1].at if place else None)
+
+    # -- by itself -----------------------------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Use what another gateway has changed."""
+        self._load(await self._run(self._read_if_new))
+
+    async def guard(self) -> None:
+        """Roll back a trial that breaches a limit."""
+        change = self._change
+        if change is None or change.candidate is None:
+            return
+        comparison = await self._compare(change, None)
+        now = self._wall()
+        reason = rollback_reason(comparison.measures, self._guardrails, change.at, now)
+        if reason is None or self._change is not change:
+            return
+        log.warning("version %d of the settings is rolled back: %s", change.candidate, reason)
+        await self._write(
+            SettingsChange(number=0, at=now, kind=ChangeKind.ROLLBACK, active=change.active, reason=reason)
+        )
+
+    async def _follow_while_up(self) -> None:
+        with suppress(LedgerUnavailable):  # the tenants' watcher logs it
+            await self.follow()
+
+    async def _guard_while_up(self) -> None:
+        with suppress(LedgerUnavailable, Conflict):  # another gateway may have rolled back first
+            await self.guard()
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _current(self) -> SettingsState:
+        if self.state is None:
+            raise Conflict("the settings were not restored yet")
+        return self.state
+
+    async def _find_or_add(self, new: NewSettings, state: SettingsState, split: RunSplit | None) -> SettingsVersion:
+        """The version to use, checked against the active one."""
+        if (new.sections is None) == (new.version is None):
+            raise InvalidRequest("name either `sections` or a `version`")
+        version: SettingsVersion | None
+        if new.version is not None:
+            version = await self._run(self._store.version, new.version)
+            if version is None:
+                raise NotFound(f"there is no version {new.version} of the settings")
+            missing = sorted(set(version.models).difference(self._models()))
+            if missing and not new.force:
+                raise Conflict(
+                    f"version {version.number} was made for {', '.join(missing)}, which no worker serves now; "
+                    "apply it with `force` to use it all the same"
+                )
+        else:
+            sections = self._complete({**state.active.sections, **(new.sections or {})})
+            known: list[SettingsVersion] = await self._run(self._store.versions)
+            version = next((one for one in known if not differences(one.sections, sections)), None)
+            if version is None:
+                version = self._new_version(sections, new.note)
+        changed = differences(state.active.sections, version.sections)
+        if not changed and state.candidate is None:
+            raise Conflict(f"version {state.active.number}, which is active, has the same settings")
+        if split is not None and not changed:
+            raise InvalidRequest("a trial needs settings that differ from the active ones", param="share")
+        whole = [] if split is None else whole_only(changed)
+        if whole:
+            names = ", ".join(one.name for one in whole)
+            raise InvalidRequest(
+                f"cannot differ between runs: {names}; the value belongs to the lane or to a worker as a whole. Apply "
+                "the settings without a share",
+                param="share",
+            )
+        if version.number == 0:
+            version = await self._run(self._store.add, version)
+        return version
+
+    def _new_version(self, sections: Sections, note: str) -> SettingsVersion:
+        models = tuple(sorted(self._models()))
+        return SettingsVersion(number=0, created_at=self._wall(), models=models, note=note, sections=sections)
+
+    async def _write(self, change: SettingsChange) -> None:
+        """Store a change that follows the current one, and use it. Raises Conflict if another came first."""
+        expected = self._change
+        stored: SettingsChange | None = await self._run(
+            self._store.change, lambda latest: change if _number(latest) == _number(expected) else None
+        )
+        await self.follow()
+        if stored is None:
+            raise Conflict("the settings were changed at the same time")
+
+    async def _compare(self, trial: SettingsChange, until: float | None) -> SettingsComparison:
+        assert trial.candidate is not None
+        versions = (trial.active, trial.candidate)
+        tallies: list[RunTally] = await self._run(self._store.tallies, versions, trial.at, until)
+        error = interval_error(self._guardrails)
+        return SettingsComparison(
+            active=trial.active,
+            candidate=trial.candidate,
+            since=trial.at,
+            until=until,
+            confidence=1 - self._guardrails.false_alarm,
+            measures=tuple(compare(tallies, *versions, error)),
+        )
+
+    def _read_if_new(self) -> tuple[SettingsChange, SettingsState] | None:
+        """The latest change and the state after it; None where it is in use. Blocks."""
+        change = self._store.latest_change()
+        if change is None or change.number == _number(self._change):
+            return None
+        active = self._store.version(change.active)
+        assert active is not None
+        candidate = None if change.candidate is None else self._store.version(change.candidate)
+        share = None if change.split is None else change.split.share
+        return change, SettingsState(active=active, candidate=candidate, share=share, since=change.at)
+
+    def _load(self, found: tuple[SettingsChange, SettingsState] | None) -> None:
+        if found is None or found[0].number == _number(self._change):
+            return
+        change, state = found
+        self._use(state, change.split)
+        self._change, self.state = found
+        candidate, share = self.state.candidate, self.state.share
+        tried = "" if candidate is None else f", version {candidate.number} for {share or 0:.0%} of the runs"
+        log.info("settings: version %d%s", self.state.active.number, tried)
+
+
+def _number(change: SettingsChange | None) -> int:
+    return 0 if change is None else change.number

@@ -1,0 +1,314 @@
+"""Runs work from the queue: at every gateway that shares Redis, and at pull-workers.
+
+Belongs to the event loop it is started on. An entry is acknowledged after its result is stored. The queue may deliver
+work twice, and a holder that was paused may go on with work that another one has: the database stores the first
+result, and the ledger charges a try once.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from inferry.domain.clock import Clock
+from inferry.domain.work_queue import QueueEntry, QueueUnavailable, Renewal, Wanted, WorkQueue
+from inferry.durable.execute import CallAnswer, Execute
+from inferry.durable.retries import call_once, is_refusal, retry_delay_s
+from inferry.durable.stored_work import StoredWork
+
+log = logging.getLogger(__name__)
+
+RENEW_S = 1.0
+IDLE_S = 6.0
+"""Work whose holder has not renewed it for this long is claimed."""
+RETRY_S = 0.5
+WAIT_S = 1.0
+CLAIMED_AT_ONCE = 64
+
+
+class WorkSource(Protocol):
+    """Where work is kept. `finish` returns once the result is stored, or another one was. Its methods may raise."""
+
+    async def load(self, ids: Sequence[str]) -> Mapping[str, StoredWork]:
+        """The work that has not ended, by id."""
+
+    async def ended(self, ids: Sequence[str]) -> Collection[str]:
+        """Those of the ids whose work has ended."""
+
+    async def begin_try(self, work: StoredWork, tries: int) -> None: ...
+
+    async def finish(self, work: StoredWork, answer: CallAnswer) -> None: ...
+
+    async def expire(self, work: StoredWork) -> None: ...
+
+    async def give_up(self, entry: QueueEntry) -> None:
+        """End work that was delivered too often."""
+
+
+class _Held:
+    """An entry that this consumer holds, and its task once its work is loaded.
+
+    `is_finishing`: its end is being stored. The task is not cancelled then, because it reports the end.
+    """
+
+    def __init__(self, entry: QueueEntry) -> None:
+        self.entry = entry
+        self.task: asyncio.Task[None] | None = None
+        self.is_finishing = False
+
+
+class WorkRunner:
+    """`lanes` bounds the work in flight of each lane. `models`: what a pull-worker serves; None: all but `skipped`."""
+
+    def __init__(
+        self,
+        queue: WorkQueue,
+        source: WorkSource,
+        execute: Execute,
+        clock: Clock,
+        *,
+        consumer: str,
+        lanes: Mapping[str, int],
+        models: Sequence[str] | None = None,
+        skipped: Callable[[], Sequence[str]] = tuple,
+        idle_s: float = IDLE_S,
+        renew_s: float = RENEW_S,
+    ) -> None:
+        self._queue = queue
+        self._source = source
+        self._execute = execute
+        self._clock = clock
+        self._consumer = consumer
+        self._lanes = lanes
+        self._models = models
+        self._skipped = skipped
+        self._idle_s = idle_s
+        self._renew_s = renew_s
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._running: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._done: list[QueueEntry] = []
+        self._acknowledging: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self.renewal = Renewal(frozenset(), 0, 0)
+        self.deliveries: Counter[str] = Counter()
+        """What became of deliveries: `taken`, `claimed`, `done`, `dead`, `lost`, `put_back`."""
+
+    def start(self) -> None:
+        self._loops = [self._spawn(loop()) for loop in (self._take, self._listen, self._keep)]
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._held)
+
+    def stop_work(self, id: str) -> None:
+        """The work has ended in the database: stop it if it runs here."""
+        for held in list(self._held.values()):
+            if held.entry.id == id and not held.is_finishing:
+                self._drop(held)
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Take no more, let what runs end for `drain_s`, and put the rest back for other consumers."""
+        taking, listening, keeping = self._loops or (None, None, None)
+        await _cancel(taking, listening)
+        if drain_s and (tasks := [held.task for held in self._held.values() if held.task is not None]):
+            await asyncio.wait(tasks, timeout=drain_s)
+        await _cancel(keeping)
+        left = list(self._held.values())
+        self._held.clear()
+        await _cancel(*(held.task for held in left))
+        if self._acknowledging is not None:
+            await self._acknowledging
+        if left:
+            with suppress(QueueUnavailable):
+                await self._queue.put_back(self._consumer, [held.entry for held in left])
+                self.deliveries["put_back"] += len(left)
+        self._loops = []
+
+    # -- loops -------------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                wanted = self._wanted()
+                if any(count for _, count in wanted.lanes):
+                    found = await self._queue.take(self._consumer, wanted)
+                    if found:
+                        self.deliveries["taken"] += len(found)
+                        await self._begin(found)
+                        continue
+            except QueueUnavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_S):
+                    await self._wake.wait()
+
+    async def _listen(self) -> None:
+        position = "0-0"
+        while True:
+            try:
+                position = await self._queue.wait(position, WAIT_S)
+                self._wake.set()
+            except QueueUnavailable:
+                position = "0-0"  # its stream may begin again
+                await asyncio.sleep(RETRY_S)
+
+    async def _keep(self) -> None:
+        """Renew what is held, stop what has ended or is held by another consumer, and claim what is left behind."""
+        while True:
+            await asyncio.sleep(self._renew_s)
+            try:
+                await self._renew()
+                await self._claim()
+            except QueueUnavailable:
+                pass
+            except Exception as error:
+                log.error("work of the queue could not be checked: %s", type(error).__name__)
+
+    async def _renew(self) -> None:
+        entries = [held.entry for held in self._held.values()]
+        is_pull_worker = self._models is not None
+        self.renewal = await self._queue.renew(self._consumer, entries, is_pull_worker=is_pull_worker)
+        for key in self.renewal.lost:
+            held = self._held.get(key)
+            if held is not None and not held.is_finishing:
+                del self._held[key]
+                self.deliveries["lost"] += 1
+                await _cancel(held.task)
+        ended = await self._source.ended([entry.id for entry in entries]) if entries else ()
+        for id in ended:
+            self.stop_work(id)
+
+    async def _claim(self) -> None:
+        wanted = self._wanted()
+        found = await self._queue.claim(self._consumer, wanted, self._idle_s)
+        if found:
+            self.deliveries["claimed"] += len(found)
+            log.warning("claimed %d entries of the work queue from silent holders", len(found))
+            await self._begin(found)
+        if self._models is None:  # pull-workers leave it to the gateways
+            everything = Wanted(lanes=[(lane, CLAIMED_AT_ONCE) for lane in self._lanes])
+            for entry in await self._queue.claim(self._consumer, everything, self._idle_s, is_dead=True):
+                await self._source.give_up(entry)
+                self.deliveries["dead"] += 1
+                self._acknowledge(entry)
+
+    def _wanted(self) -> Wanted:
+        lanes = [(lane, max(0, most - self._running[lane])) for lane, most in self._lanes.items()]
+        busy = [stream for stream, count in self._refused.items() if count]
+        return Wanted(lanes=lanes, models=self._models, skipped=self._skipped(), busy=busy)
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    async def _begin(self, entries: Sequence[QueueEntry]) -> None:
+        for entry in entries:
+            self._held[entry.key] = _Held(entry)
+        works = await self._load([entry.id for entry in entries])
+        for entry in entries:
+            held = self._held.get(entry.key)
+            if held is None:
+                continue  # lost meanwhile
+            if (work := works.get(entry.id)) is None:
+                self._drop(held)  # it has ended, or is no work of this consumer
+            else:
+                self._running[entry.lane] += 1
+                held.task = self._spawn(self._run(held, work))
+                held.task.add_done_callback(partial(self._free, entry.lane))
+
+    async def _load(self, ids: Sequence[str]) -> Mapping[str, StoredWork]:
+        while True:
+            try:
+                return await self._source.load(ids)
+            except Exception as error:
+                log.error("cannot load stored work (next try in %g s): %s", RETRY_S, type(error).__name__)
+                await asyncio.sleep(RETRY_S)
+
+    async def _run(self, held: _Held, work: StoredWork) -> None:
+        entry = held.entry
+        try:
+            await self._execute_work(held, work)
+        except Exception as error:
+            # The entry is renewed no longer: it is claimed, or becomes a dead letter.
+            log.error("work %s is interrupted: %s", entry.id, type(error).__name__)
+            self._held.pop(entry.key, None)
+        else:
+            held.task = None
+            self._drop(held)
+
+    def _free(self, lane: str, _: asyncio.Task[None]) -> None:
+        self._running[lane] -= 1
+        self._wake.set()
+
+    async def _execute_work(self, held: _Held, work: StoredWork) -> None:
+        failures, tries = 0, work.tries
+        while (left_s := work.deadline - self._clock.wall()) > 0:
+            answer = await call_once(self._execute, work.call(self._clock.wall()), tries)
+            failures += not is_refusal(answer)
+            delay_s = retry_delay_s(answer, failures)
+            if delay_s is None:
+                held.is_finishing = True
+                await self._source.finish(work, answer)
+                return
+            if not work.is_charged:  # else every further try has the job id that was charged
+                tries += 1
+                await self._source.begin_try(work, tries)
+            if is_refusal(answer):
+                await self._wait_refused(held.entry, min(delay_s, left_s))
+            else:
+                await asyncio.sleep(delay_s)
+        held.is_finishing = True
+        await self._source.expire(work)
+
+    async def _wait_refused(self, entry: QueueEntry, delay_s: float) -> None:
+        """Wait with a refused item. Its place is free for other streams, and its own stream is not read meanwhile."""
+        self._running[entry.lane] -= 1
+        self._refused[entry.stream] += 1
+        self._wake.set()
+        try:
+            await asyncio.sleep(delay_s)
+        finally:
+            self._running[entry.lane] += 1
+            self._refused[entry.stream] -= 1
+            if not self._refused[entry.stream]:
+                del self._refused[entry.stream]
+
+    def _drop(self, held: _Held) -> None:
+        """The work has ended."""
+        if self._held.pop(held.entry.key, None) is not None:
+            if held.task is not None:
+                held.task.cancel()
+            self.deliveries["done"] += 1
+            self._acknowledge(held.entry)
+
+    # -- acknowledgement ---------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, entry: QueueEntry) -> None:
+        """Several at a time: what is added during a request goes into the next."""
+        self._done.append(entry)
+        if self._acknowledging is None:
+            self._acknowledging = self._spawn(self._acknowledge_all())
+
+    async def _acknowledge_all(self) -> None:
+        try:
+            while self._done:
+                entries, self._done = self._done, []
+                with suppress(QueueUnavailable):  # its entries are delivered again, and found ended
+                    await self._queue.done(entries)
+        finally:
+            self._acknowledging = None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work)
+
+
+async def _cancel(*tasks: asyncio.Task[None] | None) -> None:
+    found = [task for task in tasks if task is not None]
+    for task in found:
+        task.cancel()
+    await asyncio.gather(*found, return_exceptions=True)

@@ -1,0 +1,52 @@
+"""Headers and caller of the steps of composed models."""
+
+from collections.abc import Mapping
+
+from inferry.domain.callers import Caller
+from inferry.domain.errors import DeadlineExceeded
+from inferry.domain.values import replace
+from inferry.ingress.harness import RunIdentity
+from inferry.ingress.headers import identifier
+from inferry.ingress.idempotency import IDEMPOTENCY_KEY
+from inferry.ingress.job_ids import COMPOSED, JOB_ID
+
+DEADLINE = b"x-inferry-deadline-ms"
+_RUN, _STEP, _LANE = b"x-inferry-run-id", b"x-inferry-step-id", b"x-inferry-lane"
+
+
+def step_headers(
+    own: Mapping[bytes, bytes],
+    run: RunIdentity,
+    call_id: str,
+    name: str,
+    stage: str,
+    lane: str | None,
+    left_ms: int | None,
+) -> dict[bytes, bytes]:
+    """The client's headers with the run, the step, what is left of the deadline, and the name for the ledger."""
+    headers = {**own, COMPOSED: f"{name}/{stage}".encode(), _STEP: f"{run.step_id}/{stage}".encode()[:256]}
+    if run.run_id == call_id:
+        headers[_RUN] = call_id.encode()
+    if (key := identifier(own, IDEMPOTENCY_KEY)) is not None:
+        headers[IDEMPOTENCY_KEY] = f"{key}/{stage}".encode()[:256]
+    if (job_id := own.get(JOB_ID)) is not None:
+        headers[JOB_ID] = b"%b-%b" % (job_id, stage.encode())
+    if lane is not None:
+        headers[_LANE] = lane.encode()
+    if left_ms is None:
+        headers.pop(DEADLINE, None)
+    elif left_ms <= 0:
+        raise DeadlineExceeded("the call's deadline passed before its next step")
+    else:
+        headers[DEADLINE] = b"%d" % left_ms
+    return headers
+
+
+def with_all_models(caller: Caller) -> Caller:
+    """The caller of steps: it was allowed the composed model, and needs no permission for the models behind it."""
+    tenant, key = caller.tenant, caller.key
+    if tenant.limits.models is not None:
+        tenant = replace(tenant, limits=replace(tenant.limits, models=None))
+    if key is not None and key.limits.models is not None:
+        key = replace(key, limits=replace(key.limits, models=None))
+    return Caller(tenant, key)

@@ -1,0 +1,52 @@
+"""The response of one step of a composed model: kept instead of written to a client, or written as the answer."""
+
+from typing import Any
+
+from inferry.domain.errors import GatewayError
+from inferry.domain.jobs import InferenceJob
+from inferry.ingress.wire_format import EventWriter, WireFormat
+from inferry.pipelines.failures import at_stage
+
+
+class StepFormat(WireFormat):
+    """Writes answers as the endpoint's own format does, and keeps the error of a step that fails. For one step."""
+
+    def __init__(self, inner: WireFormat) -> None:
+        self._inner = inner
+        self.error: GatewayError | None = None
+
+    def full_body(self, job: InferenceJob, answer: "bytes | dict[str, Any]") -> bytes:
+        return self._inner.full_body(job, answer)
+
+    def error_body(self, error: GatewayError, request_id: str) -> bytes:
+        self.error = error
+        return b""
+
+
+class StageFormat(WireFormat):
+    """Writes as the client's format does, with the stage in every error."""
+
+    def __init__(self, inner: WireFormat, stage: str) -> None:
+        self._inner = inner
+        self._stage = stage
+
+    def writer(self, job: InferenceJob, created: float) -> EventWriter | None:
+        return self._inner.writer(job, created)
+
+    def full_body(self, job: InferenceJob, answer: "bytes | dict[str, Any]") -> bytes:
+        return self._inner.full_body(job, answer)
+
+    def heartbeat(self) -> bytes:
+        return self._inner.heartbeat()
+
+    def id_headers(self, request_id: str) -> bytes:
+        return self._inner.id_headers(request_id)
+
+    def error_status(self, error: GatewayError) -> int:
+        return self._inner.error_status(error)
+
+    def error_body(self, error: GatewayError, request_id: str) -> bytes:
+        return self._inner.error_body(at_stage(error, self._stage), request_id)
+
+    def error_event(self, error: GatewayError) -> bytes:
+        return self._inner.error_event(at_stage(error, self._stage))

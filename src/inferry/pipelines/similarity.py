@@ -1,0 +1,48 @@
+"""Ranking by the cosine of vectors: with numpy where it is installed, otherwise in plain Python."""
+
+import math
+from array import array
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from operator import mul
+from typing import Any
+
+from inferry.domain.errors import InvalidRequest
+
+# It comes with `inferry[engine]`.
+numpy: Any = import_module("numpy") if find_spec("numpy") else None
+
+
+class VectorIndex:
+    """Vectors of one length, normalised once. Raises InvalidRequest where their lengths differ."""
+
+    def __init__(self, vectors: "Sequence[array[float]]") -> None:
+        self.dimensions = len(vectors[0]) if vectors else 0
+        if any(len(vector) != self.dimensions for vector in vectors):
+            raise InvalidRequest("the vectors differ in length")
+        self._rows: Any = [_normalised(vector) for vector in vectors]
+        if numpy is not None and vectors:
+            self._rows = numpy.array(self._rows, dtype=numpy.float32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rank(self, query: "array[float]", top: int | None) -> list[tuple[int, float]]:
+        """Index and cosine of the nearest vectors, the nearest first; of equal ones, the first of the list."""
+        if not len(self):
+            return []
+        if len(query) != self.dimensions:
+            raise InvalidRequest(f"the query has {len(query)} dimensions, and the vectors have {self.dimensions}")
+        one = _normalised(query)
+        if numpy is not None:
+            scores = self._rows @ numpy.array(one, dtype=numpy.float32)
+            order = numpy.argsort(-scores, kind="stable")[:top]
+            return [(int(index), float(scores[index])) for index in order]
+        found = [sum(map(mul, row, one)) for row in self._rows]
+        return [(index, found[index]) for index in sorted(range(len(found)), key=lambda index: -found[index])[:top]]
+
+
+def _normalised(vector: "array[float]") -> "array[float]":
+    length = math.sqrt(sum(map(mul, vector, vector)))
+    return array("f", [value / length for value in vector]) if length else vector

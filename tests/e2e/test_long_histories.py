@@ -1,0 +1,175 @@
+"""Long histories: summaries are made in P2 beside live calls, used by later calls, and the original is kept."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferry.domain.lanes import Lane
+from support.scripted_worker import ScriptedWorker
+from support.tenant_gateway import Answer, TenantGateway
+
+CONTEXT = 3000
+HISTORY = {"threshold": 0.5, "keep_messages": 2, "context_tokens": CONTEXT, "prompt": "Summarise."}
+
+
+class HistoryGateway(TenantGateway):
+    worker: ScriptedWorker
+
+    def __init__(self, directory: Path, **history: Any) -> None:
+        def make() -> tuple[list[ScriptedWorker], dict[str, Any]]:
+            self.worker = ScriptedWorker(words=["They ", "met."], context_tokens=None)
+            return [self.worker], {}
+
+        config = {"auth": {"mode": "off"}, "histories": {"m": {**HISTORY, **history}}}
+        super().__init__(directory, make, config)
+
+    def chat(self, messages: list[Any], tenant: str = "a", **headers: str) -> Answer:
+        given = {"x-inferry-tenant": tenant, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        return self.call("POST", "/v1/chat/completions", {"model": "m", "messages": messages, "max_tokens": 8}, given)
+
+    def sent(self) -> list[dict[str, Any]]:
+        """The bodies that the worker was sent."""
+        jobs = [job for plan in self.worker.plans for job in plan.jobs]
+        return [json.loads(job.payload.body) for job in jobs]
+
+    def summaries(self) -> list[dict[str, Any]]:
+        return [body for body in self.sent() if body["messages"][0]["content"] == "Summarise."]
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[HistoryGateway]:
+    with HistoryGateway(tmp_path) as serving:
+        yield serving
+
+
+def conversation(turns: int, size: int = 1200) -> list[dict[str, str]]:
+    """About `size / 2` bytes in each of two messages per turn, after a system message."""
+    text = "word " * (size // 10)
+    spoken = [{"role": role, "content": f"{turn} {text}"} for turn in range(turns) for role in ("user", "assistant")]
+    return [{"role": "system", "content": "Be brief."}, *spoken, {"role": "user", "content": "And now?"}]
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    for _ in range(6000):
+        if found := condition():
+            return found
+        time.sleep(0.01)
+    raise AssertionError("the condition never held")
+
+
+def used(gateway: HistoryGateway, messages: list[Any], **headers: str) -> Answer:
+    """The first answer that used a summary."""
+
+    def answer() -> Answer | None:
+        found = gateway.chat(messages, **headers)
+        assert found.status == 200, found.body
+        return found if "x-inferry-history" in found.headers else None
+
+    found: Answer = until(answer)
+    return found
+
+
+def test_a_short_conversation_is_untouched(gateway: HistoryGateway) -> None:
+    answer = gateway.chat(conversation(4, 200))
+    assert answer.status == 200
+    assert "x-inferry-history" not in answer.headers
+    assert gateway.sent()[-1]["messages"] == conversation(4, 200)
+
+
+def test_a_live_call_does_not_wait_and_later_calls_use_the_summary(gateway: HistoryGateway) -> None:
+    messages = conversation(7)
+    first = gateway.chat(messages, x_inferry_run_id="r")
+    assert first.status == 200
+    assert "x-inferry-history" not in first.headers, "the first call is served as it is"
+    longer = [*messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
+    answer = used(gateway, longer, x_inferry_run_id="r")
+    id = answer.headers["x-inferry-history"]
+    sent = gateway.sent()[-1]["messages"]
+    assert sent[0] == messages[0]
+    assert f"The original is stored as {id}" in sent[1]["content"]
+    assert sent[1]["content"].endswith("They met.")
+    assert sent[2:] == longer[-(len(sent) - 2) :]
+    assert len(sent) < len(longer)
+    assert len(gateway.summaries()) == 1, "one summary for the same prefix"
+    (made,) = [job for plan in gateway.worker.plans for job in plan.jobs if b"Summarise." in job.payload.body]
+    assert (made.lane, made.run_id, made.step_id, made.tenant) == (Lane.P2, "r", "history-summary", "a")
+
+
+def test_the_original_is_kept_for_its_tenant_until_it_is_deleted(gateway: HistoryGateway) -> None:
+    messages = conversation(7)
+    id = used(gateway, messages).headers["x-inferry-history"]
+    path, mine, other = f"/v1/histories/{id}", {"x-inferry-tenant": "a"}, {"x-inferry-tenant": "b"}
+    found = gateway.call("GET", path, headers=mine).json
+    assert found["messages"] == messages[: len(found["messages"])]
+    assert (found["model"], found["summary"]) == ("m", "They met.")
+    assert found["expires_at"] - found["created_at"] == 7 * 86_400
+    assert gateway.call("GET", path, headers=other).status == 404
+    assert gateway.call("DELETE", path, headers=other).status == 404
+    assert gateway.call("DELETE", path, headers=mine).json["deleted"] is True
+    assert gateway.call("GET", path, headers=mine).status == 404
+
+
+def test_tenants_do_not_share_summaries_and_a_call_may_opt_out(gateway: HistoryGateway) -> None:
+    messages = conversation(7)
+    used(gateway, messages)
+    assert "x-inferry-history" not in gateway.chat(messages, x_inferry_history="off").headers
+    assert gateway.sent()[-1]["messages"] == messages
+    assert "x-inferry-history" not in gateway.chat(messages, tenant="b").headers
+
+
+def test_a_call_that_does_not_fit_waits_for_its_summary(gateway: HistoryGateway) -> None:
+    messages = conversation(20)
+    answer = gateway.chat(messages)
+    assert answer.status == 200
+    assert "x-inferry-history" in answer.headers
+    assert len(gateway.sent()[-1]["messages"]) < len(messages)
+
+
+def test_a_call_that_does_not_fit_waits_within_its_deadline_and_then_goes_on_as_it_is(tmp_path: Path) -> None:
+    with HistoryGateway(tmp_path, wait_s=0.05) as gateway:
+        gateway.run(clear(gateway.worker))
+        waiting: list[Answer] = []
+        thread = threading.Thread(target=lambda: waiting.append(gateway.chat(conversation(20))))
+        thread.start()
+        until(lambda: len(gateway.worker.plans) >= 2)  # the summary, and after `wait_s` the call itself
+        gateway.run(open_gate(gateway.worker))
+        thread.join(60)
+        assert waiting[0].status == 200
+        assert "x-inferry-history" not in waiting[0].headers
+
+
+def test_a_summary_that_fails_changes_nothing(tmp_path: Path) -> None:
+    with HistoryGateway(tmp_path, summary_model="missing") as gateway:
+        messages = conversation(20)
+        for _ in range(3):
+            answer = gateway.chat(messages)
+            assert answer.status == 200
+            assert gateway.sent()[-1]["messages"] == messages
+        assert "x-inferry-history" not in answer.headers
+
+
+def test_only_the_named_tenants_have_summaries(tmp_path: Path) -> None:
+    with HistoryGateway(tmp_path, tenants=["b"]) as gateway:
+        assert "x-inferry-history" not in gateway.chat(conversation(20)).headers
+        assert "x-inferry-history" in gateway.chat(conversation(20), tenant="b").headers
+
+
+def test_a_summary_survives_a_restart(tmp_path: Path) -> None:
+    with HistoryGateway(tmp_path) as gateway:
+        used(gateway, conversation(7))
+    with HistoryGateway(tmp_path) as gateway:
+        used(gateway, conversation(7))
+        assert not gateway.summaries(), "it was read from storage"
+
+
+async def clear(worker: ScriptedWorker) -> None:
+    worker.gate.clear()
+
+
+async def open_gate(worker: ScriptedWorker) -> None:
+    worker.gate.set()
