@@ -21,6 +21,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 PACKAGE = Path("src/inferry")
+COMPILING = {"build", "build_ext", "bdist_wheel", "install"}
+"""Commands that need the extensions. pip also asks for metadata, several times, and need not wait for mypyc then."""
 
 
 def modules() -> list[str]:
@@ -44,7 +46,7 @@ def lacking() -> list[str]:
 
 def extensions() -> list[Extension]:
     asked = os.environ.get("INFERRY_COMPILED", "")
-    if asked == "0" or "editable_wheel" in sys.argv or "develop" in sys.argv:
+    if asked == "0" or not COMPILING & set(sys.argv):
         return []
     missing = lacking()
     if missing:

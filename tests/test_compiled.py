@@ -2,10 +2,13 @@
 
 import ast
 import importlib.util
+import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from test_import_rules import imported_modules
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "inferry"
@@ -87,6 +90,28 @@ def test_every_name_in_the_list_is_a_module(build: ModuleType) -> None:
         assert (PACKAGE / path).exists(), f"pyproject.toml names {path}, which does not exist"
     for glob in named["include"]:
         assert any(PACKAGE.glob(glob)), f"pyproject.toml names {glob}, which matches no module"
+
+
+def test_mypyc_needs_only_what_the_build_requires(build: ModuleType) -> None:
+    """pip builds where nothing else is installed, and mypyc follows imports from one module to the next."""
+    pyproject = build.tomllib.loads((ROOT / "pyproject.toml").read_text())
+    required = {re.split(r"[^\w.-]", one)[0] for one in pyproject["build-system"]["requires"]}
+    skipped = {one.removesuffix(".*") for one in pyproject["tool"]["mypy"]["overrides"][0]["module"]}
+    todo = [ROOT / path for path in build.modules()]
+    seen = set(todo)
+    while todo:
+        path = todo.pop()
+        for name in imported_modules(path):
+            top = name.split(".")[0]
+            if top == "inferry":
+                inner = ROOT / "src" / name.replace(".", "/")
+                found = inner.with_suffix(".py") if inner.with_suffix(".py").exists() else inner / "__init__.py"
+                if found.exists() and found not in seen:
+                    seen.add(found)
+                    todo.append(found)
+            elif top not in sys.stdlib_module_names:
+                where = path.relative_to(ROOT)
+                assert top in required | skipped, f"{where} imports {name}, which [build-system] does not require"
 
 
 def named_in_pyproject(build: ModuleType) -> dict[str, list[str]]:

@@ -29,7 +29,6 @@ ALLOWED: dict[str, set[str]] = {
     | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"}
     | {"inferry.pipelines"},
     "pipelines": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
-    "pipelines/similarity": {"numpy"},
     "pipelines/batched": {"inferry.scheduling.batching"},
     "durable": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "workers": DOMAIN | {"msgspec"},
