@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Protocol
 
 from inferry.domain.async_jobs import AsyncJob, AsyncJobStatus, JobEnd
@@ -122,10 +123,8 @@ class QueuedJobs:
             self._on_end()
 
     async def _add(self, work: list[NewWork]) -> None:
-        try:
+        with suppress(QueueUnavailable):  # the jobs wait for the next sweep
             await self._queue.add(work)
-        except QueueUnavailable:
-            log.warning("a job waits for the next sweep: the work queue does not answer")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

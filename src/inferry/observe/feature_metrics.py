@@ -43,6 +43,11 @@ FEATURE_METRICS: tuple[MetricSpec, ...] = (
         "inferry_work_in_flight", "gauge", "Batch items and async jobs of the shared queue that this process holds."
     ),
     MetricSpec(
+        "inferry_work_queue_errors_total",
+        "counter",
+        "Requests to the shared queue that failed because Redis did not answer or refused them.",
+    ),
+    MetricSpec(
         "inferry_work_deliveries_total",
         "counter",
         "Deliveries of the shared queue to this process: taken, claimed from a silent holder, done, lost to another "
