@@ -55,10 +55,11 @@ def test_work_in_progress_is_not_claimed_when_the_queue_comes_back_after_a_pause
 
             world.consumers[0].execute.script = script
             for name in ("one", "two"):
+                await asyncio.sleep(0.4)  # their renewals are apart
                 world.consumer(name, script)
-            for number in range(12):
+            for number in range(6):  # the consumers have free places
                 world.accept(f"job_{number}")
-            await until(lambda: len(answers) == 12)
+            await until(lambda: len(answers) == 6)
             await asyncio.sleep(20.0)
             world.queue.is_up = False
             await asyncio.sleep(30.0)
@@ -66,8 +67,8 @@ def test_work_in_progress_is_not_claimed_when_the_queue_comes_back_after_a_pause
             await asyncio.sleep(60.0)
             for answer in answers.values():
                 answer.set_result(OK)
-            await until(lambda: all(world.status(f"job_{number}") == "completed" for number in range(12)))
-            assert sum(len(one.execute.calls) for one in world.consumers) == 12
+            await until(lambda: all(world.status(f"job_{number}") == "completed" for number in range(6)))
+            assert sum(len(one.execute.calls) for one in world.consumers) == 6
             assert [one.runner.deliveries["claimed"] for one in world.consumers] == [0, 0, 0]
 
     run_virtual(scenario())
