@@ -50,9 +50,7 @@ def test_a_redis_that_does_not_answer_is_counted_in_every_operation(caplog: pyte
     assert len(caplog.records) == 1
 
 
-def test_the_log_names_what_redis_refuses(
-    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_names_what_redis_refuses(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         queue = RedisWorkQueue(redis_server.url)
         with redis_server.client() as client:

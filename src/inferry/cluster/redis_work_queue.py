@@ -15,6 +15,7 @@ from inferry.domain.work_queue import MAX_DELIVERIES, NewWork, QueueEntry, Queue
 PREFIX = "inferry:work:"
 TIMEOUT_S = 2.0
 """Longest wait for a connection and for an answer."""
+MAX_CONNECTIONS = 8
 WORKER_TTL_S = 10
 """A pull-worker that has not renewed for longer does not count as alive."""
 _CHUNK = 500
@@ -55,8 +56,15 @@ class RedisWorkQueue:
         self._prefix = prefix
         self._outages = OutageLog()
         self._timeout_s = timeout_s
-        self._redis = redis.Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, max_connections=8
+        # Requests wait for a connection: without that, those above the limit would fail while Redis answers.
+        self._redis = redis.Redis.from_pool(
+            redis.BlockingConnectionPool.from_url(
+                url,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                max_connections=MAX_CONNECTIONS,
+                timeout=timeout_s,
+            )
         )
         self._reader = redis.Redis.from_url(url, socket_timeout=10 * timeout_s, socket_connect_timeout=timeout_s)
         self._add = self._redis.register_script(ADD)
