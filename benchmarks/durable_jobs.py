@@ -33,6 +33,7 @@ from inferry.durable.dead_letters import DeadLetters
 from inferry.durable.documents import Documents
 from inferry.durable.execute import CallAnswer, StoredCall
 from inferry.durable.executor import StoreExecutor
+from inferry.durable.ids import new_id
 from inferry.durable.queued_jobs import QueuedJobs
 from inferry.durable.work_runner import WorkRunner
 from inferry.durable.work_source import DatabaseWork
@@ -139,7 +140,7 @@ async def _accept(number: int, jobs: AsyncJobs, clients: int) -> None:
     async def client() -> None:
         nonlocal done
         for count in numbers:
-            id = f"job_{count:012d}"
+            id = new_id("job_")
             new = NewJob(
                 id=id,
                 tenant=f"tenant-{count % TENANTS}",
