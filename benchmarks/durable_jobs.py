@@ -43,7 +43,7 @@ from inferry.ledger.stores.callback_secrets import CallbackSecretStore
 from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
 
-JOBS = 5_000
+JOBS = 20_000
 TENANTS = 10
 CLIENTS = 64
 CONCURRENCY = 128
