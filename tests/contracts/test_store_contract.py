@@ -193,6 +193,16 @@ def test_unfinished_async_jobs_are_read_page_by_page(database: LedgerDatabase) -
     assert found == sorted(names)
 
 
+def test_a_page_of_unfinished_async_jobs_reads_no_other_rows() -> None:
+    with closing(LedgerDatabase("sqlite:///:memory:")) as database, database.reading() as connection:
+        query = (
+            "EXPLAIN QUERY PLAN SELECT detail FROM async_jobs WHERE status = 'in_progress' "
+            "AND (tenant, id) > ('a', 'b') ORDER BY tenant, id LIMIT 500"
+        )
+        plan = [row[3] for row in connection.exec_driver_sql(query)]
+    assert plan == ["SEARCH async_jobs USING INDEX async_jobs_by_status (status=? AND (tenant,id)>(?,?))"]
+
+
 def test_an_async_job_ends_once_and_its_callback_is_delivered(database: LedgerDatabase) -> None:
     store = AsyncJobStore(database)
     job = a_job_with_callback()
