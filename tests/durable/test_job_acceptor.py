@@ -91,7 +91,11 @@ def test_a_request_is_answered_after_the_commit() -> None:
 def test_a_job_whose_request_has_gone_runs() -> None:
     async def scenario() -> None:
         may_commit = threading.Event()
-        site = Site(RecordingStore(lambda _: may_commit.wait() and None))
+
+        def wait(_: Sequence[JobToCreate]) -> None:
+            may_commit.wait()
+
+        site = Site(RecordingStore(wait))
         gone, stays = site.create("job_1"), site.create("job_2")
         await asyncio.sleep(0)
         gone.cancel()

@@ -27,7 +27,7 @@ def test_a_slow_load_stops_no_renewal() -> None:
                 return await loads(ids)
 
             holder.source.load = slow_load  # type: ignore[method-assign]
-            holder.source.ended = slow_load  # type: ignore[assignment]
+            holder.source.ended = slow_load  # type: ignore[method-assign]
             holder.runner._lanes = {"P0": 0, "P2": 0}  # what follows is for the doomed consumer
             world.accept("job_2")
             await until(lambda: bool(doomed.execute.calls))
@@ -135,7 +135,7 @@ def test_work_that_cannot_be_loaded_at_all_is_let_go_and_given_up() -> None:
             await world.consumers[0].runner.close()  # it serves other models
             refusing = world.consumer("refusing", give_up=None)
 
-            async def refuse(_: Any) -> Any:
+            async def refuse(ids: Any) -> Any:
                 raise WorkRefused("too large")
 
             refusing.source.load = refuse  # type: ignore[method-assign]
@@ -155,10 +155,10 @@ def test_a_loop_goes_on_after_an_unexpected_error() -> None:
         async with a_world() as world:
             take, failures = world.queue.take, iter([ValueError("not msgpack")])
 
-            async def broken(*args: Any) -> Any:
+            async def broken(consumer: Any, wanted: Any) -> Any:
                 for error in failures:
                     raise error
-                return await take(*args)
+                return await take(consumer, wanted)
 
             world.queue.take = broken  # type: ignore[method-assign]
             world.accept("job_1")
