@@ -292,7 +292,7 @@ def build_ingress(
     app = ForwardingApp(gateway, metrics, http_limits(config.server), auth, tracer=tracer)
     if config.histories:
         app.stored_posts |= {b"/v1/chat/completions"}
-    compose(config, app, gateway)
+    compose(config, app, gateway, config.lane_policies())
     app.use_owner(link.open_http)
     app.report_requests()
     follow_rate_limits(link, gate)

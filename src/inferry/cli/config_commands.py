@@ -8,9 +8,9 @@ import msgspec
 import typer
 import yaml
 
-from inferry.cli.config.loader import load, parse
+from inferry.cli.config.loader import load
 from inferry.cli.config.schema import Config, ConfigError
-from inferry.cli.config.sections import sections_of, with_sections
+from inferry.cli.config.sections import completed, with_sections
 from inferry.cli.config.yaml_file import one_line_error, read_yaml
 from inferry.cli.config_output import change_table, comparison_table, prediction_table, shown_value
 from inferry.cli.formats import parse_duration
@@ -198,10 +198,9 @@ def _read(path: Path) -> Sections:
     if not given:
         fail(f"{path} has none of the sections with versions: {', '.join(VERSIONED)}")
     try:
-        complete = sections_of(parse(given))
+        return completed(given)
     except ConfigError as error:
         fail(f"{path}: {error}")
-    return {name: complete[name] for name in given}
 
 
 def _load(path: Path | None) -> Config:

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+import msgspec
+
 from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.domain.errors import Conflict, InvalidRequest, LedgerUnavailable, NotFound
 from inferry.domain.run_split import RunSplit
@@ -36,6 +38,9 @@ MAX_CHANGES = 200
 """Changes in a listing, and how far back the version before the active one is looked for."""
 
 
+_Prepared = tuple[SettingsChange, SettingsState, Callable[[], None]]
+
+
 class SettingsStore(Protocol):
     """Versions and changes in the database. Methods block."""
 
@@ -50,8 +55,9 @@ class SettingsStore(Protocol):
 
 
 class SettingsManager:
-    """`complete` checks sections and fills in defaults, or raises InvalidRequest. `use` applies a state. `models` are
-    those served now. `run` runs a blocking function off the event loop. Without `can_try` no trial is started.
+    """`complete` checks sections and fills in defaults, or raises InvalidRequest. `prepare` makes what a state needs, and
+    returns the function that puts it in use; both block. `models` are those served now. `run` runs a blocking function
+    off the event loop. Without `can_try` no trial is started.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class SettingsManager:
         run: Callable[..., Awaitable[Any]],
         wall: Callable[[], float],
         complete: Callable[[Sections], Sections],
-        use: Callable[[SettingsState, RunSplit | None], None],
+        prepare: Callable[[SettingsState, RunSplit | None], Callable[[], None]],
         models: Callable[[], Iterable[str]],
         guardrails: Guardrails,
         can_try: bool = True,
@@ -70,10 +76,11 @@ class SettingsManager:
         self._run = run
         self._wall = wall
         self._complete = complete
-        self._use = use
+        self._prepare = prepare
         self._models = models
         self._guardrails = guardrails
         self._can_try = can_try
+        self._file_sections: Sections = {}
         self._change: SettingsChange | None = None
         self.state: SettingsState | None = None
         self._following = PeriodicTask(self._follow_while_up, POLL_INTERVAL_S, "the settings")
@@ -83,7 +90,7 @@ class SettingsManager:
 
     def restore(self, file_sections: Sections) -> None:
         """Use what was in use last, or a new version if the configuration file has changed since. Blocks."""
-        sections = self._complete(file_sections)
+        sections = self._file_sections = self._complete(file_sections)
         self._store_file(sections)
         try:
             self._load(self._read_if_new())
@@ -95,7 +102,7 @@ class SettingsManager:
 
     def _store_file(self, sections: Sections) -> None:
         last = self._store.last_file_change()
-        before = None if last is None else self._store.version(last.active)
+        before = None if last is None else self._version(last.active)
         if before is not None and not differences(before.sections, sections):
             return
         self._store_version(sections)
@@ -116,7 +123,7 @@ class SettingsManager:
     # -- operators -----------------------------------------------------------------------------------------------------
 
     async def history(self) -> SettingsHistory:
-        versions, changes = await self._run(self._store.versions), await self._run(self._store.changes, MAX_CHANGES)
+        versions, changes = await self._run(self._versions), await self._run(self._store.changes, MAX_CHANGES)
         state = self._current()
         return SettingsHistory(
             active=state.active.number,
@@ -213,7 +220,7 @@ class SettingsManager:
             raise InvalidRequest("name either `sections` or a `version`")
         version: SettingsVersion | None
         if new.version is not None:
-            version = await self._run(self._store.version, new.version)
+            version = await self._run(self._version, new.version)
             if version is None:
                 raise NotFound(f"there is no version {new.version} of the settings")
             missing = sorted(set(version.models).difference(self._models()))
@@ -223,8 +230,8 @@ class SettingsManager:
                     "apply it with `force` to use it all the same"
                 )
         else:
-            sections = self._complete({**state.active.sections, **(new.sections or {})})
-            known: list[SettingsVersion] = await self._run(self._store.versions)
+            sections = await self._run(self._complete, {**state.active.sections, **(new.sections or {})})
+            known: list[SettingsVersion] = await self._run(self._versions)
             version = next((one for one in known if not differences(one.sections, sections)), None)
             if version is None:
                 version = self._new_version(sections, new.note)
@@ -273,23 +280,34 @@ class SettingsManager:
             measures=tuple(compare(tallies, *versions, error)),
         )
 
-    def _read_if_new(self) -> tuple[SettingsChange, SettingsState] | None:
-        """The latest change and the state after it; None where it is in use. Blocks."""
+    def _version(self, number: int) -> SettingsVersion | None:
+        version = self._store.version(number)
+        return None if version is None else self._filled(version)
+
+    def _versions(self) -> list[SettingsVersion]:
+        return [self._filled(version) for version in self._store.versions()]
+
+    def _filled(self, version: SettingsVersion) -> SettingsVersion:
+        """A version of a release that had fewer sections with versions: the file has the others."""
+        return msgspec.structs.replace(version, sections={**self._file_sections, **version.sections})
+
+    def _read_if_new(self) -> _Prepared | None:
+        """The latest change, the state after it and what puts it in use; None where it is in use. Blocks."""
         change = self._store.latest_change()
         if change is None or change.number == _number(self._change):
             return None
-        active = self._store.version(change.active)
+        active = self._version(change.active)
         assert active is not None
-        candidate = None if change.candidate is None else self._store.version(change.candidate)
+        candidate = None if change.candidate is None else self._version(change.candidate)
         share = None if change.split is None else change.split.share
-        return change, SettingsState(active=active, candidate=candidate, share=share, since=change.at)
+        state = SettingsState(active=active, candidate=candidate, share=share, since=change.at)
+        return change, state, self._prepare(state, change.split)
 
-    def _load(self, found: tuple[SettingsChange, SettingsState] | None) -> None:
+    def _load(self, found: _Prepared | None) -> None:
         if found is None or found[0].number == _number(self._change):
             return
-        change, state = found
-        self._use(state, change.split)
-        self._change, self.state = found
+        self._change, self.state, use = found
+        use()
         candidate, share = self.state.candidate, self.state.share
         tried = "" if candidate is None else f", version {candidate.number} for {share or 0:.0%} of the runs"
         log.info("settings: version %d%s", self.state.active.number, tried)

@@ -56,7 +56,7 @@ from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, 
 from inferry.observe.metrics import Metrics
 from inferry.observe.request_counts import RequestCounts
 from inferry.observe.tracing.tracer import Tracer
-from inferry.pipelines.composed import ComposedModel
+from inferry.pipelines.versions import ComposedVersions
 
 log = logging.getLogger(__name__)
 
@@ -148,9 +148,9 @@ class App:
         """Show alerts to operators."""
         self._admin.alerts = AdminAlerts(report)
 
-    def use_composed(self, models: Mapping[str, ComposedModel]) -> ComposedCalls:
+    def use_composed(self, models: ComposedVersions) -> ComposedCalls:
         """Serve composed models too, under names that no worker serves. Returns what serves their calls."""
-        self._models.composed = {name: model.kind for name, model in models.items()}
+        self._models.composed = models
         unread, tracer = self.limits.max_unread_bytes, self._tracer
         self._composed = ComposedCalls(
             models, self._gateway, self._posts, self.serve, self._refuse, self._heartbeats, unread, tracer
