@@ -27,9 +27,9 @@ from inferry.domain.settings_versions import (
     SettingsState,
     SettingsVersion,
 )
-from inferry.settings.comparison import compare
-from inferry.settings.guardrails import interval_error, rollback_reason
-from inferry.settings.sections import differences, whole_only
+from inferry.settings.comparison import ATTAINMENT, compare
+from inferry.settings.guardrails import breach_reason, interval_error, rollback_reason
+from inferry.settings.sections import calls_other_models, differences, retargeted, whole_only
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ class SettingsStore(Protocol):
 
 
 class SettingsManager:
-    """`complete` checks sections and fills in defaults, or raises InvalidRequest. `prepare` makes what a state needs, and
-    returns the function that puts it in use; both block. `models` are those served now. `run` runs a blocking function
-    off the event loop. Without `can_try` no trial is started.
+    """`complete` checks sections and fills in defaults, or raises InvalidRequest. `prepare` makes what a state needs,
+    and returns the function that puts it in use; both block. `models` are those served now. `run` runs a blocking
+    function off the event loop. Without `can_try` no trial is started, and nothing is rolled back by itself.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class SettingsManager:
         self._can_try = can_try
         self._file_sections: Sections = {}
         self._change: SettingsChange | None = None
+        self._before: tuple[int, list[RunTally]] | None = None
         self.state: SettingsState | None = None
         self._following = PeriodicTask(self._follow_while_up, POLL_INTERVAL_S, "the settings")
         self._guarding = PeriodicTask(
@@ -171,12 +172,16 @@ class SettingsManager:
         return self._current()
 
     async def comparison(self) -> SettingsComparison:
-        """The latest trial, whether it goes on or not. Raises NotFound where there was none."""
+        """The latest trial, or the latest version applied to all runs, whether it is over or not. Raises NotFound."""
         changes: list[SettingsChange] = await self._run(self._store.changes, MAX_CHANGES)
-        place = next((place for place, change in enumerate(changes) if change.candidate is not None), None)
-        if place is None:
-            raise NotFound("there was no trial yet")
-        return await self._compare(changes[place], changes[place - 1].at if place else None)
+        for place, change in enumerate(changes):
+            ends = [changes[place - 1].at] if place else []
+            if not _is_trial(change):
+                ends += [end for end in (change.at + (self._guardrails.watch_s or 0.0),) if end <= self._wall()]
+            found = await self._compare(change, min(ends, default=None))
+            if found is not None:
+                return found
+        raise NotFound("no version was tried or applied yet")
 
     # -- by itself -----------------------------------------------------------------------------------------------------
 
@@ -185,19 +190,29 @@ class SettingsManager:
         self._load(await self._run(self._read_if_new))
 
     async def guard(self) -> None:
-        """Roll back a trial that breaches a limit."""
-        change = self._change
-        if change is None or change.candidate is None:
+        """Roll back a trial, or a version that was applied, if it breaches a limit."""
+        change, rules = self._change, self._guardrails
+        if change is None or not self._is_guarded(change):
             return
         comparison = await self._compare(change, None)
+        if comparison is None:
+            return
         now = self._wall()
-        reason = rollback_reason(comparison.measures, self._guardrails, change.at, now)
+        if _is_trial(change):
+            reason = rollback_reason(comparison.measures, rules, change.at, now)
+        else:
+            reason = breach_reason(comparison.measures, rules)
         if reason is None or self._change is not change:
             return
-        log.warning("version %d of the settings is rolled back: %s", change.candidate, reason)
+        log.warning("version %d of the settings is rolled back: %s", comparison.candidate, reason)
         await self._write(
-            SettingsChange(number=0, at=now, kind=ChangeKind.ROLLBACK, active=change.active, reason=reason)
+            SettingsChange(number=0, at=now, kind=ChangeKind.ROLLBACK, active=comparison.active, reason=reason)
         )
+
+    def _is_guarded(self, change: SettingsChange) -> bool:
+        watch_s = self._guardrails.watch_s
+        is_watched = change.kind is ChangeKind.APPLY and self._can_try and watch_s is not None
+        return _is_trial(change) or (is_watched and self._wall() < change.at + (watch_s or 0.0))
 
     async def _follow_while_up(self) -> None:
         with suppress(LedgerUnavailable):  # the tenants' watcher logs it
@@ -266,19 +281,49 @@ class SettingsManager:
         if stored is None:
             raise Conflict("the settings were changed at the same time")
 
-    async def _compare(self, trial: SettingsChange, until: float | None) -> SettingsComparison:
-        assert trial.candidate is not None
-        versions = (trial.active, trial.candidate)
-        tallies: list[RunTally] = await self._run(self._store.tallies, versions, trial.at, until)
-        error = interval_error(self._guardrails)
+    async def _compare(self, change: SettingsChange, until: float | None) -> SettingsComparison | None:
+        """The two versions of a trial, or an applied version and the one before it; None for other changes."""
+        versions: tuple[SettingsVersion, SettingsVersion] | None = await self._run(self._compared, change)
+        if versions is None:
+            return None
+        former, tried = versions
+        changed = differences(former.sections, tried.sections)
+        tallies: list[RunTally] = await self._run(self._tallies, change, former.number, tried.number, until)
+        error, per_run = interval_error(self._guardrails), calls_other_models(changed)
+        measures = compare(tallies, former.number, tried.number, error, per_run=per_run)
+        lanes = retargeted(changed)
         return SettingsComparison(
-            active=trial.active,
-            candidate=trial.candidate,
-            since=trial.at,
+            kind=change.kind,
+            active=former.number,
+            candidate=tried.number,
+            since=change.at,
             until=until,
             confidence=1 - self._guardrails.false_alarm,
-            measures=tuple(compare(tallies, *versions, error)),
+            measures=tuple(one for one in measures if one.name != ATTAINMENT or one.lane not in lanes),
         )
+
+    def _compared(self, change: SettingsChange) -> tuple[SettingsVersion, SettingsVersion] | None:
+        """The version to go back to, and the one that is judged. Blocks."""
+        numbers: tuple[int | None, int | None] = (change.active, change.candidate)
+        if not _is_trial(change):
+            if change.kind is not ChangeKind.APPLY or self._guardrails.watch_s is None:
+                return None
+            earlier = (one.active for one in self._store.changes(MAX_CHANGES) if one.number < change.number)
+            numbers = (next(earlier, None), change.active)
+        former, tried = (None if number is None else self._version(number) for number in numbers)
+        if former is None or tried is None or former.number == tried.number:
+            return None
+        return former, tried
+
+    def _tallies(self, change: SettingsChange, former: int, tried: int, until: float | None) -> list[RunTally]:
+        """The runs of a trial, or of the time before an applied version and of the time since. Blocks."""
+        if _is_trial(change):
+            return self._store.tallies((former, tried), change.at, until)
+        if self._before is None or self._before[0] != change.number:
+            # Once: it does not change any more, and a busy gateway has many rows.
+            begin = change.at - (self._guardrails.watch_s or 0.0)
+            self._before = change.number, self._store.tallies((former,), begin, change.at)
+        return [*self._before[1], *self._store.tallies((tried,), change.at, until)]
 
     def _version(self, number: int) -> SettingsVersion | None:
         version = self._store.version(number)
@@ -315,3 +360,7 @@ class SettingsManager:
 
 def _number(change: SettingsChange | None) -> int:
     return 0 if change is None else change.number
+
+
+def _is_trial(change: SettingsChange) -> bool:
+    return change.candidate is not None

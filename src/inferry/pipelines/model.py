@@ -116,9 +116,7 @@ class PipelineModel:
 class _RunCalls:
     """The calls of one run (`ports.Calls`)."""
 
-    def __init__(
-        self, call: ComposedCall, gateway: Gateway, lanes: Mapping[Lane, LanePolicy], path: list[str]
-    ) -> None:
+    def __init__(self, call: ComposedCall, gateway: Gateway, lanes: Mapping[Lane, LanePolicy], path: list[str]) -> None:
         self._call = call
         self._gateway = gateway
         self._lane = Lane[call.lane]

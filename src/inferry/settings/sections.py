@@ -13,6 +13,10 @@ of the lane, and a target is what the capacity of a worker is computed from and 
 """
 
 
+TARGET_KEYS = frozenset({"ttft_ms", "itl_ms", "ttft_ms_per_1k_tokens"})
+"""Keys of a lane that attainment is measured against."""
+
+
 class Difference(Struct, frozen=True):
     """A value that differs. None: the value is missing."""
 
@@ -64,3 +68,13 @@ def _plain(value: Any) -> Any:
 def whole_only(changed: list[Difference]) -> list[Difference]:
     """The differences that cannot be tried with some runs only."""
     return [one for one in changed if not VERSIONED[one.path[0]](one)]
+
+
+def retargeted(changed: list[Difference]) -> set[str]:
+    """Lanes with other targets: attainment of the two versions cannot be compared."""
+    return {one.path[1] for one in changed if one.path[0] == "lanes" and one.path[-1] in TARGET_KEYS}
+
+
+def calls_other_models(changed: list[Difference]) -> bool:
+    """Whether composed models differ."""
+    return any(one.path[0] in COMPOSED for one in changed)
