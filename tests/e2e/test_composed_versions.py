@@ -112,6 +112,23 @@ def test_a_dearer_cascade_is_rolled_back_by_its_cost_per_run_and_no_call_fails(g
     assert reason.startswith("cost per run rose by")
 
 
+def test_a_dearer_route_that_was_applied_to_all_runs_is_rolled_back_and_no_call_fails(gateway: TwoModelGateway) -> None:
+    before = [f"before-{number}" for number in range(20)]
+    assert {path_of(gateway, "auto", run) for run in before} == {"small"}
+    versions_of_rows(gateway)  # the rows are written
+    assert apply(gateway, routes={"auto": {"default": "large"}}).status == 200
+    number = 0
+    while gateway.as_admin("GET", SETTINGS).json["active"] == 2:
+        number += 1
+        path_of(gateway, "auto", f"run-{number}")
+    history = gateway.as_admin("GET", SETTINGS).json["changes"]
+    assert [change["kind"] for change in history] == ["rollback", "apply", "file"]
+    assert history[0]["reason"].startswith("cost per run rose by")
+    assert path_of(gateway, "auto", "after") == "small"
+    compared = gateway.as_admin("GET", f"{SETTINGS}/comparison").json
+    assert (compared["kind"], compared["active"], compared["candidate"]) == ("apply", 1, 2)
+
+
 def test_a_call_that_began_with_a_former_version_ends_with_it(gateway: TwoModelGateway) -> None:
     routes = {"auto": {"classify": {"model": "small", "labels": {"easy": "second"}}, "default": "second"}}
     assert apply(gateway, routes=routes, cascades={"pair": PAIR, "second": PAIR}).status == 200
