@@ -6,15 +6,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from inferry.cli.config.pipelines import PipelineConfig
 from inferry.cli.config.schema import Config
 from inferry.cli.pipeline_wiring import make_pipeline
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.ingress.app import App
 from inferry.ingress.pipelines import PipelinesRouter
+from inferry.pipelines.batch_sizes import MapLoad
 from inferry.pipelines.cascades import Cascade
 from inferry.pipelines.composed import ComposedModel
 from inferry.pipelines.ensembles import Ensemble
+from inferry.pipelines.model import PipelineModel
 from inferry.pipelines.routes import Route
 from inferry.pipelines.versions import ComposedSet, ComposedVersions
 
@@ -29,6 +32,7 @@ class ComposedModels:
         self.versions = ComposedVersions()
         self._gateway = gateway
         self._lanes = lanes
+        self._loads = {lane: MapLoad() for lane in Lane}
         self._made: dict[_Key, ComposedModel] = {}
 
     def make(self, configs: Sequence[Config]) -> list[ComposedSet]:
@@ -49,7 +53,7 @@ class ComposedModels:
                 found[name] = made[key] = made.get(key) or self._made.get(key) or make(name, settings)
             return found
 
-        pipelines = models("pipelines", lambda name, one: make_pipeline(name, one, self._gateway, self._lanes))
+        pipelines = models("pipelines", self._make_pipeline)
         return ComposedSet(
             models={
                 **models("routes", lambda _, one: Route(one)),
@@ -59,6 +63,9 @@ class ComposedModels:
             },
             pipelines=pipelines,
         )
+
+    def _make_pipeline(self, name: str, settings: PipelineConfig) -> PipelineModel:
+        return make_pipeline(name, settings, self._gateway, self._lanes, self._loads)
 
 
 def compose(config: Config, app: App, gateway: Gateway, lanes: Mapping[Lane, LanePolicy]) -> ComposedModels:
