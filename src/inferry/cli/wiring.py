@@ -56,7 +56,7 @@ from inferry.ingress.batches.async_jobs import AsyncJobsRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.dashboard.data import DashboardData
-from inferry.ingress.histories.endpoint import HistoryChatEndpoint
+from inferry.ingress.histories.endpoint import HistoryEndpoint
 from inferry.ingress.histories.router import HistoriesRouter
 from inferry.ingress.histories.summaries import Summaries
 from inferry.ingress.responses.router import ResponsesRouter
@@ -306,7 +306,7 @@ def _stored_content(
     settings = {model: history.settings() for model, history in config.histories.items()}
     summaries = Summaries(settings, storage.documents, app.serve, clock)
     if settings:
-        app.use_histories(HistoryChatEndpoint(gateway, summaries))
+        app.use_histories(lambda inner: HistoryEndpoint(inner, gateway, summaries))
     app.mount(lambda refuse, fail: HistoriesRouter(refuse, fail, storage.documents, summaries))
     return storage
 

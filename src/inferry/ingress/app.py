@@ -59,6 +59,7 @@ from inferry.observe.tracing.tracer import Tracer
 from inferry.pipelines.versions import ComposedVersions
 
 log = logging.getLogger(__name__)
+CHATS = frozenset({b"/v1/chat/completions", MESSAGES, RESPONSES})
 
 _JSON = b"content-type: application/json\r\n"
 _API_PREFIX = "/v1/"
@@ -140,9 +141,10 @@ class App:
             self._refuse, self._internal_error, data, self._gateway, self._runs, self._admin.sessions
         )
 
-    def use_histories(self, endpoint: Endpoint) -> None:
-        """Summarise the histories of long chats."""
-        self._posts[b"/v1/chat/completions"] = endpoint
+    def use_histories(self, around: Callable[[Endpoint], Endpoint]) -> None:
+        """Summarise the histories of long chats, with an endpoint around each of theirs."""
+        for path in CHATS:
+            self._posts[path] = around(self._posts[path])
 
     def use_alerts(self, report: Callable[[], list[dict[str, object]]]) -> None:
         """Show alerts to operators."""
