@@ -129,8 +129,7 @@ def test_gpu_seconds_are_shared_by_calls_that_run_at_the_same_time() -> None:
     rows = [a_row(0.0, 4.0, prompt=10), a_row(2.0, 2.0, prompt=20), a_row(0.0, 3.0, prompt=10, worker=1)]
     first, second, alone = gpu_seconds(rows, costs, [7.0, 3.0])
     # 7 s less 3 s of prompts are fixed. The first call has 2 s alone and half of 2 s, the second half of 2 s.
-    assert (first, second) == (pytest.approx(1 + 4 * 3 / 4), pytest.approx(2 + 4 * 1 / 4))
-    assert alone == pytest.approx(3.0)
+    assert [first, second, alone] == pytest.approx([1 + 4 * 3 / 4, 2 + 4 * 1 / 4, 3.0])
 
 
 def a_row(at: float, end_s: float, *, prompt: int, worker: int = 0) -> CallRow:

@@ -71,7 +71,7 @@ class ComposedModels:
 def compose(config: Config, app: App, gateway: Gateway, lanes: Mapping[Lane, LanePolicy]) -> ComposedModels:
     """Serve the routes, cascades, ensembles and pipelines of the configuration. `lanes` are those in use."""
     composed = ComposedModels(gateway, lanes)
-    composed.versions.use(*composed.make([config]))
+    composed.versions.use(composed.make([config])[0])
     calls = app.use_composed(composed.versions)
     app.mount(lambda refuse, fail: PipelinesRouter(refuse, fail, composed.versions, calls))
     return composed

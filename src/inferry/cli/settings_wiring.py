@@ -45,7 +45,7 @@ def make_settings(
                 trial = LaneTrial(configs[1].lane_policies(), state.candidate.number, split)
             lanes.update(configs[0].lane_policies())
             gateway.use_lanes(lanes, state.active.number, trial)
-            composed.versions.use(*sets, split=split)
+            composed.versions.use(sets[0], sets[-1], split)
 
         return use
 
