@@ -63,8 +63,8 @@ def extensions() -> list[Extension]:
     options = ["--config-file", "pyproject.toml", *modules()]
     compiled: list[Extension] = mypycify(options, opt_level="2", debug_level="0", multi_file=True)
     for extension in compiled:
-        extension.extra_compile_args += LINK_TIME
-        extension.extra_link_args += [*LINK_TIME, "-O2"]
+        extension.extra_compile_args = [*extension.extra_compile_args, *LINK_TIME]
+        extension.extra_link_args = [*extension.extra_link_args, *LINK_TIME, "-O2"]
     return compiled + [Extension(name, [path], extra_compile_args=["-O2", "-std=c11"]) for name, path in by_hand()]
 
 
