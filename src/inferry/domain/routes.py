@@ -31,9 +31,9 @@ class RouteKey(Struct, frozen=True, gc=False):
     the same name where it is a LoRA adapter. `isolation`: the tenant pool the job is bound to, if any. `avoid`: workers
     that lost the job; they get it again only if no other worker is up. `length`: whether the predicted output is short
     or long; None where the lane does not separate them. `pooled`: the job embeds or scores. It has a queue of its own
-    beside jobs that generate. `overflow`: the job goes to a worker for overflow, and to no other. `role`: with `prefill`
-    only the prompt is to be computed, on a worker of that role; with `decode` it was, and workers of that role, which can
-    take its KV over, come first.
+    beside jobs that generate. `overflow`: the job goes to a worker for overflow, and to no other. `role`: with
+    `prefill` only the prompt is to be computed, on a worker of that role; with `decode` it was, and workers of that
+    role, which can take its KV over, come first.
     """
 
     model: str
