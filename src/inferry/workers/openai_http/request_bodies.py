@@ -31,12 +31,13 @@ NOT_RESUMABLE_FIELDS = (
 OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 """Fields for the output limit, which a budget overrides."""
 
-PREFILL_REQUEST = (
-    b',"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+PREFILL_FIELDS = (
+    b',"ignore_eos":true,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
 )
-"""Asks vLLM to keep the KV of the prompt for another server. Connectors that share a store need no such field."""
-STREAM_FIELDS = frozenset({"stream", "stream_options"})
+"""Asks vLLM to keep the KV of the prompt for another server, which it does where the output limit ends the request and
+no stop condition. Connectors that share a store need no such field."""
+NOT_IN_PREFILLS = frozenset({"stream", "stream_options", "stop", "stop_token_ids", "ignore_eos"})
 
 MAX_SALTS = 10_000
 

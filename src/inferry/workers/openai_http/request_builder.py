@@ -9,9 +9,9 @@ from inferry.workers.openai_http.calls import Call
 from inferry.workers.openai_http.capability_probe import PATHS
 from inferry.workers.openai_http.profiles import Profile
 from inferry.workers.openai_http.request_bodies import (
-    PREFILL_REQUEST,
+    NOT_IN_PREFILLS,
+    PREFILL_FIELDS,
     RETURN_TOKEN_IDS,
-    STREAM_FIELDS,
     CacheSalts,
     non_streaming_body,
     remaining_tokens,
@@ -65,8 +65,8 @@ class RequestBuilder:
             return self._client.request(b"POST", PATHS["completions"], headers, body)
         if job.prefill is not None:
             if job.route.role == "prefill":
-                drop = profile.unsupported_fields | STREAM_FIELDS
-                prompt = non_streaming_body(payload.body, more + PREFILL_REQUEST, drop=drop, output_cap=1)
+                drop = profile.unsupported_fields | NOT_IN_PREFILLS
+                prompt = non_streaming_body(payload.body, more + PREFILL_FIELDS, drop=drop, output_cap=1)
                 return self._client.request(b"POST", PATHS[payload.api], headers, *prompt)
             if self._takes_kv and job.prefill.kv_transfer is not None:
                 more += b',"kv_transfer_params":' + job.prefill.kv_transfer
