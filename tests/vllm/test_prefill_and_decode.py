@@ -16,6 +16,7 @@ from support.vllm_server import VllmServer
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+PROMPT_TOKENS = "vllm:prompt_tokens_by_source_total"
 TRANSFERRED = 'source="external_kv_transfer"'
 COMPUTED = 'source="local_compute"'
 Pair = tuple[VllmServer, VllmServer]
@@ -72,11 +73,11 @@ def answer(url: str, call: dict[str, Any]) -> dict[str, Any]:
 
 def test_answers_equal_those_of_one_server_and_no_prompt_is_computed_twice(pair: Pair, gateway: GatewayProcess) -> None:
     prefill, decode = pair
-    transferred, computed = (decode.metric("vllm:prompt_tokens_by_source_total", one) for one in (TRANSFERRED, COMPUTED))
+    transferred, computed = (decode.metric(PROMPT_TOKENS, one) for one in (TRANSFERRED, COMPUTED))
     calls = [a_call(seed) for seed in range(1, 9)]
     answers = [answer(gateway.url, call) for call in calls]
-    assert decode.metric("vllm:prompt_tokens_by_source_total", TRANSFERRED) - transferred == 8 * 400
-    assert decode.metric("vllm:prompt_tokens_by_source_total", COMPUTED) == computed
+    assert decode.metric(PROMPT_TOKENS, TRANSFERRED) - transferred == 8 * 400
+    assert decode.metric(PROMPT_TOKENS, COMPUTED) == computed
     assert gateway.metric_by_label("inferry_prefills_total") == {'{worker="p",result="handed_over"}': 8}
     assert answers == [answer(prefill.url, call) for call in calls]
 
@@ -96,7 +97,7 @@ def test_calls_go_on_while_the_prefill_server_is_gone_and_when_it_is_back(pair: 
     alone = [answer(gateway.url, call) for call in calls]
     prefill.start()
     gateway.until(lambda: all(up == 1 for up in gateway.metric_by_label("inferry_worker_up").values()), 120)
-    transferred = decode.metric("vllm:prompt_tokens_by_source_total", TRANSFERRED)
+    transferred = decode.metric(PROMPT_TOKENS, TRANSFERRED)
     answer(gateway.url, a_call(41))
-    assert decode.metric("vllm:prompt_tokens_by_source_total", TRANSFERRED) - transferred == 400
+    assert decode.metric(PROMPT_TOKENS, TRANSFERRED) - transferred == 400
     assert alone == [answer(prefill.url, call) for call in calls]

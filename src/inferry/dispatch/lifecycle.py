@@ -246,8 +246,9 @@ class JobLifecycle:
         if is_ready:
             attempt.first_token(now)
             self._events.first_token(attempt, now)
-        key = ("" if attempt.plan is None else attempt.plan.worker, "handed_over" if is_ready else "failed")
-        self.prefills[key] = self.prefills.get(key, 0) + 1
+        if attempt.plan is not None:
+            key = (attempt.plan.worker, "handed_over" if is_ready else "failed")
+            self.prefills[key] = self.prefills.get(key, 0) + 1
 
     def _may_retry(self, error: GatewayError) -> bool:
         return (error.retry_after_s or 0.0) <= self._pool.policy.no_worker_timeout_s

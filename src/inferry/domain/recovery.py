@@ -73,8 +73,8 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
 def total_usage(job: InferenceJob, usage: Usage) -> Usage:
     """Usage of the whole job as reported to the client: that of the last attempt plus the output before it and the GPU
     time of a prefill elsewhere."""
-    if job.prefill is not None and usage.gpu_seconds is not None:
-        usage = replace(usage, gpu_seconds=usage.gpu_seconds + job.prefill.gpu_seconds)
+    if job.prefill is not None and job.prefill.gpu_seconds:
+        usage = replace(usage, gpu_seconds=(usage.gpu_seconds or 0.0) + job.prefill.gpu_seconds)
     if job.resume_point is None:
         return usage
     before = len(job.resume_point.output_ids)

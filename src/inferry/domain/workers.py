@@ -117,8 +117,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     limited for it here, and it takes jobs of every lane. `scale_up_wait_s`: the worker stands for replicas that are
     started on demand; it gets no job itself, and a job whose model has no other worker waits this long for one.
     `overflow`: a hosted worker that takes only jobs whose deadline or target cannot be met elsewhere.
-    `role`: whether it computes whole calls; one of role `prefill` takes only jobs with at least `min_prefill_tokens`
-    uncached prompt tokens, computes these and hands the KV over.
+    `role`: what it computes of a call. One of role `prefill` is for prompts of at least `min_prefill_tokens` uncached
+    tokens.
     """
 
     worker: str

@@ -166,8 +166,8 @@ class VllmWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="k
     computes whole calls too; `both` computes whole calls. See [Prefill and decode
     apart](../howto/prefill-and-decode-apart.md)."""
     min_prefill_tokens: int = 1024
-    """With `role: prefill`: uncached prompt tokens, as predicted, from which on a prompt is computed here. Workers of
-    role `decode` compute shorter ones."""
+    """With `role: prefill`: uncached prompt tokens, as predicted, from which on a prompt is computed here; of several
+    such workers of a model the smallest number counts. Workers of role `decode` compute shorter ones."""
     salt_secret: str | None = None
     """Secret from which salts are derived (`$NAME` reads an environment variable). null draws a new one at every
     start, which invalidates what the server has cached."""
