@@ -106,17 +106,11 @@ class Fleet:
         self, *servers: tuple[str, Upstream, WorkerRole, dict[str, Any]], lanes: dict[Lane, LanePolicy] | None = None
     ) -> None:
         self.clock = LoopClock()
-        capacity = Capacity(sequences=8)
-        self.workers = {
-            name: OpenAIHttpWorker(
-                name,
-                HttpWorkerSettings(
-                    **{"url": up.url, "role": worker_role, "capacity": capacity, "min_prefill_tokens": 1000} | fields
-                ),
-                self.clock,
-            )
-            for name, up, worker_role, fields in servers
-        }
+        self.workers: dict[str, OpenAIHttpWorker] = {}
+        for name, up, worker_role, given in servers:
+            fields: dict[str, Any] = {"capacity": Capacity(sequences=8), "min_prefill_tokens": 1000, **given}
+            settings = HttpWorkerSettings(url=up.url, role=worker_role, **fields)
+            self.workers[name] = OpenAIHttpWorker(name, settings, self.clock)
         self.ledger = ListLedger()
         self.recorder = Recorder(self.ledger)
         self.metrics = Metrics(["m"], list(self.workers))
@@ -130,7 +124,7 @@ class Fleet:
         )
 
     def job(self, **fields: Any) -> InferenceJob:
-        fields = {"tokens": PROMPT, "stream": True, "body": BODY} | fields
+        fields = {"tokens": PROMPT, "stream": True, "body": BODY, **fields}
         job = a_job(at=self.clock.now(), **fields)
         return replace(job, token_budget=40, payload=replace(job.payload, include_usage=True))
 
