@@ -218,7 +218,7 @@ def test_calls_that_wait_for_a_prefill_worker_which_is_removed_are_computed_whol
 def test_without_a_decode_worker_that_is_up_no_prompt_is_computed_apart() -> None:
     async def act() -> None:
         prefill, decode, other = Upstream(prefills), Upstream(decodes), Upstream(decodes)
-        async with other, a_fleet(prefill, decode, ("whole", other, "both", {})) as fleet:
+        async with other, a_fleet(prefill, decode, ("a", other, "both", {})) as fleet:
             fleet.pool.drain("d")
             assert isinstance((await fleet.call())[1], Done)
             assert (len(prefill.bodies), len(decode.bodies), len(other.bodies)) == (0, 0, 1)
@@ -229,7 +229,7 @@ def test_without_a_decode_worker_that_is_up_no_prompt_is_computed_apart() -> Non
 def test_kv_goes_to_workers_that_can_take_it_while_one_is_up() -> None:
     async def act() -> None:
         prefill, decode, other = Upstream(waits), Upstream(decodes), Upstream(decodes)
-        async with other, a_fleet(prefill, decode, ("whole", other, "both", {})) as fleet:
+        async with other, a_fleet(prefill, decode, ("a", other, "both", {})) as fleet:
             prefill.release.set()
             for _ in range(4):
                 await fleet.call()
