@@ -37,7 +37,9 @@ def vllm_venv() -> Path:
 class VllmServer:
     """`vllm serve` of one model directory under the name `m`. A context manager; `start` again after a kill."""
 
-    def __init__(self, model_dir: Path, log_path: Path, *more: str, max_sequences: int = 32) -> None:
+    def __init__(
+        self, model_dir: Path, log_path: Path, *more: str, max_sequences: int = 32, **environment: str
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
@@ -48,6 +50,7 @@ class VllmServer:
             *("--num-gpu-blocks-override", str(BLOCKS_PER_CEILING), "--scheduling-policy", "priority"),
             *("--enable-prefix-caching", *more),
         ]
+        self._environment = {**ENVIRONMENT, **environment}
         self._popen: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "VllmServer":
@@ -71,7 +74,7 @@ class VllmServer:
         with self.log_path.open("ab") as log:
             self._popen = subprocess.Popen(
                 self._command,
-                env={**_without_pythons(os.environ), **ENVIRONMENT},
+                env={**_without_pythons(os.environ), **self._environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -120,11 +123,11 @@ class VllmServer:
             before, found = found, self.metric("vllm:generation_tokens_total")
         return self.metric(name)
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a metric's samples, or of those with this label."""
         status, _, page = get(self.url, "/metrics")
         assert status == 200
-        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", page, re.MULTILINE)
+        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*{re.escape(label)}[^}}]*\}})? (\S+)$", page, re.MULTILINE)
         assert found, name
         return sum(map(float, found))
 

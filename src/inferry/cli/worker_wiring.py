@@ -99,6 +99,8 @@ def http_worker(
         chunk_tokens=config.chunk_tokens,
         gpus=config.gpus,
         overflow=isinstance(config, OpenAIWorkerConfig) and config.overflow,
+        role="both" if vllm is None else vllm.role,
+        min_prefill_tokens=1 if vllm is None else vllm.min_prefill_tokens,
         tasks=None if config.tasks is None else frozenset(Task(name) for name in config.tasks),
         max_inputs=config.max_inputs_per_request,
         connect_timeout_s=config.connect_timeout_s,

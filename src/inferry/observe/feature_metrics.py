@@ -23,6 +23,13 @@ FEATURE_METRICS: tuple[MetricSpec, ...] = (
         "Cost of jobs that overflowed, in units of the currency.",
     ),
     MetricSpec(
+        "inferry_prefills_total",
+        "counter",
+        "Prompts computed on workers of role `prefill`, by result: `handed_over`, or `failed`, after which the call "
+        "was computed whole.",
+        ("worker", "result"),
+    ),
+    MetricSpec(
         "inferry_resident_runs", "gauge", "Runs whose KV is kept on a worker for their next call (`sessions.pause`)."
     ),
     MetricSpec(
