@@ -159,7 +159,7 @@ def _overflow_router(
     if budget is None:
         return None
     rule = OverflowRule(lanes)
-    router = OverflowRouter(rule, budget, clock, is_up=pool.serves, views=pool.views, root_of=runs.root_of)
+    router = OverflowRouter(rule, budget, clock, pool, root_of=runs.root_of)
     metrics.watch(
         {
             "inferry_overflow_jobs_total": lambda: router.overflowed,
@@ -242,14 +242,15 @@ def make_loop(
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
     learns = () if router is None else (router.rule,)
+    model_waits = () if router is None else (router.waits,)
     queue_admission = QueueAdmission(scheduler, limiter, waits, router)
     capacity = CapacityTracker(lanes, depth, estimator.learn_cached)
     foreign_load = ForeignLoadBound(depth, lambda worker: scheduler.use(worker).sequences)
     hedging = HedgePolicy(pool.policy.max_hedged_retry_ratio)
     # In this order: the queue depth before its readers, the pool last, because it may take the worker out.
-    load = (depth, queue_admission, capacity, gpu_accounting, hedging, deadlines)
+    load = (depth, queue_admission, *model_waits, capacity, gpu_accounting, hedging, deadlines)
     events = JobEvents(
-        queued=(depth, queue_admission, capacity, deadlines, metrics),
+        queued=(depth, queue_admission, *model_waits, capacity, deadlines, metrics),
         sent=(*load, metrics),
         first_token=(capacity, gpu_accounting, hedging, *learns, metrics),
         produced=(metrics,),

@@ -164,6 +164,7 @@ class JobFields(Struct, array_like=True, frozen=True):
     max_kv_tokens: int | None
     ttft_allowance_s: float
     composed: str | None = None
+    features: tuple[str, ...] = ()
 
 
 class Submit(Struct, tag=4, array_like=True, frozen=True):

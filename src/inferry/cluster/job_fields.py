@@ -64,6 +64,7 @@ def job_to_fields(job: InferenceJob, now: float) -> JobFields:
         job.max_kv_tokens,
         job.ttft_allowance_s,
         job.composed,
+        job.features,
     )
 
 
@@ -105,6 +106,7 @@ def fields_to_job(fields: JobFields, now: float) -> InferenceJob:
         max_kv_tokens=fields.max_kv_tokens,
         ttft_allowance_s=fields.ttft_allowance_s,
         composed=fields.composed,
+        features=fields.features,
     )
 
 

@@ -216,7 +216,8 @@ class InferenceJob(Value):
     trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
     `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt. `is_recorded`: this process
     writes its attempts to the ledger. `composed`: the composed model and stage that the job is a step of, as
-    `name/stage`. `overflow`: why it goes to a worker for overflow; None for other jobs.
+    `name/stage`. `overflow`: why it goes to a worker for overflow; None for other jobs. `features`: what its worker
+    must support.
     """
 
     # fmt: off
@@ -230,7 +231,7 @@ class InferenceJob(Value):
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
         repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
         ttft_allowance_s: float = 0.0, is_recorded: bool = True, composed: str | None = None,
-        overflow: Overflow | None = None,
+        overflow: Overflow | None = None, features: tuple[str, ...] = (),
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -268,3 +269,4 @@ class InferenceJob(Value):
         self.is_recorded: Final = is_recorded
         self.composed: Final = composed
         self.overflow: Final = overflow
+        self.features: Final = features
