@@ -308,14 +308,15 @@ def test_a_prompt_beyond_the_context_of_the_hosted_worker_does_not_overflow() ->
 
 def test_the_queue_of_one_model_makes_no_call_of_another_overflow() -> None:
     async def act() -> None:
-        async with a_fleet(a_budget(calls=5), other=True) as fleet:
-            calls = await fleet.load(1, 30.0, 10.0)
-            queued = fleet.gateway.queue_depths()[Lane.P0]
-            assert queued > 20
-            others = [asyncio.create_task(fleet.call(fleet.job(model="n"))) for _ in range(3)]
-            await asyncio.gather(*others)
-            assert {row.worker for row in fleet.entries() if row.model == "n"} == {"own-n"}
-            await asyncio.gather(*calls)
+        async with a_fleet(a_budget(), other=True) as fleet:
+            calls = await fleet.load(1, 30.0, 10.0, lane=Lane.P2)
+            in_two_seconds = fleet.clock.now() + 2.0
+            others = [fleet.call(fleet.job(lane=Lane.P2, model="n", deadline=in_two_seconds)) for _ in range(3)]
+            same = [fleet.call(fleet.job(lane=Lane.P2, deadline=in_two_seconds)) for _ in range(3)]
+            await asyncio.gather(*others, *same, *calls)
+            rows = fleet.entries()
+            assert {row.worker for row in rows if row.model == "n"} == {"own-n"}
+            assert len([row for row in rows if row.worker == "hosted"]) == 3
 
     run(act())
 

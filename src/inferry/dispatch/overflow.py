@@ -15,7 +15,6 @@ from inferry.domain.clock import Clock
 from inferry.domain.decisions import Overflow
 from inferry.domain.errors import NoWorker
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.plans import QueuedAhead
 from inferry.domain.ports import ModelCard
 from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.streams import Done
@@ -64,14 +63,13 @@ class OverflowRouter:
         return bool(self._hosted(job))
 
     def redirect(
-        self, job: InferenceJob, ahead: QueuedAhead, now: float, *, is_served: bool = True
+        self, job: InferenceJob, wait_s: float, now: float, *, is_served: bool = True
     ) -> InferenceJob | None:
-        """The job for a hosted worker, with its cost reserved; None where it stays with own workers. `ahead`: what is
-        queued before it. `is_served`: whether own workers could take it at all.
+        """The job for a hosted worker, with its cost reserved; None where it stays with own workers. `is_served`:
+        whether own workers could take it at all.
         """
         is_up = is_served and self._pool.serves(job.route.model)
-        wait_s = self.waits.predict(job, ahead, now).p90_s if is_up else inf
-        reason = self.rule.missed(job, wait_s, now)
+        reason = self.rule.missed(job, wait_s if is_up else inf, now)
         if reason is None or not (hosted := self._hosted(job)):
             return None
         reservation: OverflowReservation | str = CAPACITY

@@ -39,14 +39,15 @@ class QueueAdmission:
         not wait; with `refusal`, own workers cannot take it. Raises that, QueueFull, or DeadlineInfeasible if the
         deadline would pass in the queue.
         """
-        prediction = self._predict(job, job.tenant, now)
+        prediction = in_time = self._predict(job, job.tenant, now)
         if self._overflow is not None:
-            overflowed = self._overflow.redirect(job, prediction.ahead, now, is_served=refusal is None)
+            in_time = self._overflow.waits.predict(job, prediction.ahead, now)
+            overflowed = self._overflow.redirect(job, in_time.p90_s, now, is_served=refusal is None)
             if overflowed is not None:
                 return overflowed, _NO_WAIT
         if refusal is not None:
             raise refusal
-        if job.deadline is not None and (too_late := deadline_refusal(self._waits, job, prediction, now)) is not None:
+        if job.deadline is not None and (too_late := deadline_refusal(self._waits, job, in_time, now)) is not None:
             raise too_late
         if not self._limiter.has_space(job):
             self._check_limits(job, self._predict(job, None, now), now)
