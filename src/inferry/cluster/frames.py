@@ -59,6 +59,7 @@ class ResumeFields(Struct, array_like=True, frozen=True, gc=False):
     output_ids: tuple[int, ...]
     unsent: str | None
     tail: str | None
+    cached_tokens: int = 0
 
 
 class ErrorFields(Struct, array_like=True, frozen=True, gc=False):

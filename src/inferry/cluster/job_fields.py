@@ -168,11 +168,11 @@ def _to_header_dict(lines: bytes) -> dict[bytes, bytes]:
 
 
 def resume_to_fields(point: ResumePoint) -> ResumeFields:
-    return ResumeFields(point.prompt_ids, point.output_ids, point.unsent, point.tail)
+    return ResumeFields(point.prompt_ids, point.output_ids, point.unsent, point.tail, point.cached_tokens)
 
 
 def fields_to_resume(fields: ResumeFields) -> ResumePoint:
-    return ResumePoint(fields.prompt_ids, fields.output_ids, fields.unsent, fields.tail)
+    return ResumePoint(fields.prompt_ids, fields.output_ids, fields.unsent, fields.tail, fields.cached_tokens)
 
 
 def usage_to_fields(usage: Usage) -> UsageFields:

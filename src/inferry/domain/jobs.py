@@ -162,7 +162,8 @@ class ResumePoint(Value):
 
     For a job with stop strings `output_ids` are all ids received, although some text is held back until it cannot be
     part of a stop string. `unsent` is that text; None if it must be recomputed by the engine's rule. `tail` is the end
-    of the delivered text: empty if no text was delivered, None if it is not known. User data, never printed.
+    of the delivered text: empty if no text was delivered, None if it is not known. `cached_tokens`: what the first attempt found cached of the
+    prompt. User data, never printed.
     """
 
     def __init__(
@@ -171,11 +172,13 @@ class ResumePoint(Value):
         output_ids: tuple[int, ...],
         unsent: str | None = None,
         tail: str | None = None,
+        cached_tokens: int = 0,
     ) -> None:
         self.prompt_ids: Final = prompt_ids
         self.output_ids: Final = output_ids
         self.unsent: Final = unsent
         self.tail: Final = tail
+        self.cached_tokens: Final = cached_tokens
 
     def __repr__(self) -> str:
         return f"SoFar({len(self.prompt_ids)} + {len(self.output_ids)} tokens)"
