@@ -34,6 +34,7 @@ from inferry.domain.clock import Clock
 from inferry.domain.job_events import JobEvents
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ports import Tokenizer
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.queue_depth import QueueDepth
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -212,6 +213,7 @@ def _watch_states(
             "inferry_limit_refusals_total": lambda: by_limit(gate.refused),
             "inferry_shadow_refusals_total": lambda: by_limit(gate.shadow_refused),
             "inferry_budget_overrun_tokens_total": lambda: gate.overrun_tokens,
+            "inferry_budget_overrun_cost_total": lambda: gate.overrun_nanos / NANOS_PER_UNIT,
         }
     )
 

@@ -24,6 +24,8 @@ SWEEP_S = 10.0
 SWEEP_SHARE = 0.1
 """Greatest share of the time that is spent on sweeping. With many unfinished jobs sweeps are further apart."""
 PAGE = 500
+MAX_ADDING = 1_000
+"""Jobs that wait for the answer of the queue. Further ones wait for a sweep, in the database."""
 WAKE_S = 1.0
 """Interval at which callbacks are looked for, of jobs that other gateways have ended."""
 
@@ -80,7 +82,8 @@ class QueuedJobs:
 
     def add(self, job: AsyncJob) -> None:
         """Queue a job that is in the database. Where the queue does not answer, a sweep adds it."""
-        self._spawn(self._add([_new_work(job)]))
+        if len(self._tasks) < MAX_ADDING:
+            self._spawn(self._add([_new_work(job)]))
 
     def stop(self, id: str) -> None:
         """Stop a job that has ended in the database, or that was deleted. Other holders find out when they renew."""
