@@ -3,14 +3,14 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from durable.async_work import OK, ScriptedExecute, a_job, until
-from inferry.domain.work_queue import MAX_DELIVERIES
+from inferry.domain.work_queue import MAX_DELIVERIES, NewWork
 from inferry.durable.dead_letters import DeadLetters
 from inferry.durable.documents import Documents
 from inferry.durable.execute import CallAnswer, StoredCall
@@ -292,5 +292,31 @@ def test_every_job_ends_once_whatever_is_killed_or_lost(seed: int) -> None:
             await until(lambda: all(world.status(*name) == "completed" for name in names.items()))
             assert stored == dict.fromkeys(names, 1)
             await until(lambda: not world.queue.ids)
+
+    run_virtual(scenario())
+
+
+def test_while_the_queue_does_not_answer_few_jobs_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inferry.durable.queued_jobs.MAX_ADDING", 12)
+
+    async def scenario() -> None:
+        async with a_world() as world:
+            answers, add = asyncio.Event(), world.queue.add
+            asked = 0
+
+            async def silent(work: Sequence[NewWork]) -> int:
+                nonlocal asked
+                asked += 1
+                await answers.wait()
+                return await add(work)
+
+            monkeypatch.setattr(world.queue, "add", silent)
+            for number in range(50):
+                world.accept(f"job-{number}")
+            await asyncio.sleep(0)
+            assert asked <= 12
+            answers.set()
 
     run_virtual(scenario())

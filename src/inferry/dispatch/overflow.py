@@ -7,9 +7,9 @@ its attempt has ended. Belongs to the dispatch loop.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Protocol
 
 from inferry.admission.overflow_budget import OverflowBudget, OverflowReservation
-from inferry.dispatch.pool import Pool
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.decisions import Overflow
@@ -26,6 +26,14 @@ from inferry.prediction.overflow_rule import OverflowRule
 CAPACITY = "capacity"
 
 
+class Fleet(Protocol):
+    """What the router asks of the pool."""
+
+    def serves(self, model: str) -> bool: ...
+    def views(self) -> Sequence[WorkerView]: ...
+    def overflow_card(self, model: str, isolation: str | None) -> ModelCard | None: ...
+
+
 class OverflowRouter:
     """Chooses the jobs that overflow. `root_of` names the root run of a tenant's run.
 
@@ -38,7 +46,7 @@ class OverflowRouter:
         rule: OverflowRule,
         budget: OverflowBudget,
         clock: Clock,
-        pool: Pool,
+        pool: Fleet,
         *,
         root_of: Callable[[str, str], str] = lambda tenant, run_id: run_id,
     ) -> None:
@@ -62,9 +70,7 @@ class OverflowRouter:
         """Whether a hosted worker that is up could serve the job."""
         return bool(self._hosted(job))
 
-    def redirect(
-        self, job: InferenceJob, wait_s: float, now: float, *, is_served: bool = True
-    ) -> InferenceJob | None:
+    def redirect(self, job: InferenceJob, wait_s: float, now: float, *, is_served: bool = True) -> InferenceJob | None:
         """The job for a hosted worker, with its cost reserved; None where it stays with own workers. `is_served`:
         whether own workers could take it at all.
         """

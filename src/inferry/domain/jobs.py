@@ -162,8 +162,8 @@ class ResumePoint(Value):
 
     For a job with stop strings `output_ids` are all ids received, although some text is held back until it cannot be
     part of a stop string. `unsent` is that text; None if it must be recomputed by the engine's rule. `tail` is the end
-    of the delivered text: empty if no text was delivered, None if it is not known. `cached_tokens`: what the first attempt found cached of the
-    prompt. User data, never printed.
+    of the delivered text: empty if no text was delivered, None if it is not known. `cached_tokens`: what the first
+    attempt found cached of the prompt. User data, never printed.
     """
 
     def __init__(
