@@ -1,7 +1,7 @@
 """The composition root: configuration in, objects out.
 
-Components are made here, in `gateway_wiring` and in `worker_wiring`, and nowhere else. Only these import workers and
-stores.
+Components are made here and in the other `*_wiring` modules. Only the modules named in `tests/test_import_rules.py`
+import workers and stores.
 """
 
 import logging
