@@ -243,8 +243,7 @@ def make_loop(
     router: OverflowRouter | None = None,
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
-    learns = () if router is None else (router.rule,)
-    model_waits = () if router is None else (router.waits,)
+    learns, model_waits = ((), ()) if router is None else ((router.rule,), (router.waits,))
     queue_admission = QueueAdmission(scheduler, limiter, waits, router)
     capacity = CapacityTracker(lanes, depth, estimator.learn_cached)
     foreign_load = ForeignLoadBound(depth, lambda worker: scheduler.use(worker).sequences)

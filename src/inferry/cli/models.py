@@ -76,10 +76,9 @@ def check(
     config = EngineConfig(
         context_tokens=context_tokens, dtype=dtype, max_adapters=adapters, max_adapter_rank=adapter_rank
     )
-    if str(directory) == BUNDLED and not directory.exists():
-        directory = BUNDLED_DIRECTORY
+    is_bundled = str(directory) == BUNDLED and not directory.exists()
     try:
-        report = check_model(directory, config, budget)
+        report = check_model(BUNDLED_DIRECTORY if is_bundled else directory, config, budget)
     except UnsupportedModel as error:
         fail(str(error))
     _print(report, as_json)
