@@ -21,6 +21,7 @@ from inferry.domain.attempts import Attempt
 from inferry.domain.clock import ManualClock
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.ports import ModelCard
 from inferry.domain.prices import NANOS_PER_UNIT, Price
 from inferry.domain.streams import Done, FinishReason, Usage
 from inferry.domain.values import replace
@@ -62,26 +63,38 @@ class WatchedBudget(OverflowBudget):
         return {tenant: self._days[tenant].spent_nanos if tenant in self._days else 0 for tenant in TENANTS}
 
 
+class HostedFleet:
+    """Own workers that are up, and one hosted worker."""
+
+    def serves(self, model: str) -> bool:
+        return True
+
+    def views(self) -> list[WorkerView]:
+        return [
+            WorkerView(
+                worker="hosted",
+                models=frozenset({MODEL}),
+                phase=Phase.READY,
+                capacity=Capacity(sequences=1024),
+                observed_at=0.0,
+                overflow=True,
+            )
+        ]
+
+    def overflow_card(self, model: str, isolation: str | None) -> ModelCard:
+        return ModelCard(name=model)
+
+
 class OverflowFrontend(PredictingFrontend):
     """The simulator's gateway with deadlines, and with overflow where there is a budget."""
 
     def __init__(self, capacity: Capacity, budget: OverflowBudget | None) -> None:
         super().__init__(dict(DEFAULT_LANES), capacity)
         self._rule = OverflowRule(DEFAULT_LANES)
-        hosted = WorkerView(
-            worker="hosted",
-            models=frozenset({MODEL}),
-            phase=Phase.READY,
-            capacity=Capacity(sequences=1024),
-            observed_at=0.0,
-            overflow=True,
-        )
         self._clock = ManualClock(0.0)
         self.router: OverflowRouter | None = None
         if budget is not None:
-            self.router = OverflowRouter(
-                self._rule, budget, self._clock, is_up=lambda model: True, views=lambda: [hosted]
-            )
+            self.router = OverflowRouter(self._rule, budget, self._clock, HostedFleet())
         self.infeasible = 0
 
     def _offer(self, call: Call, job: InferenceJob, now: float) -> None:

@@ -103,6 +103,11 @@ def test_a_model_that_does_not_fit_is_unusable(tiny_model: Path) -> None:
     assert "does not fit into the budget" in output
 
 
+def test_the_bundled_model_has_a_name() -> None:
+    status, found = report(Path("bundled"), "--device", "cpu", "--memory", "8GiB")
+    assert (status, found["unsupported"], found["missing"]) == (0, [], [])
+
+
 def test_a_directory_without_a_config_is_a_usage_error(tmp_path: Path) -> None:
     status, output = check(tmp_path)
     assert status == 2

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from inferry.admission.open_gate import OpenGate
 from inferry.cli.cluster_wiring import NoLedger, RemoteWorkers, follow_rate_limits
 from inferry.cli.gateway_wiring import make_gateway
@@ -14,11 +16,12 @@ from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import Sharing
 from inferry.domain.callers import Caller
 from inferry.domain.clock import SystemClock
-from inferry.domain.jobs import InferenceJob, ResumeMode
+from inferry.domain.errors import WorkerLost
+from inferry.domain.jobs import InferenceJob, ResumeMode, ResumePoint
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
-from inferry.domain.streams import Done, End, Failed
+from inferry.domain.streams import Delta, Done, End, Failed, Usage
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
@@ -38,9 +41,18 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 class Losing(ScriptedWorker):
-    """Loses the first call after `dies_after` words."""
+    """Loses the first call after `dies_after` words, or after `written_at_once` of one turn of the event loop."""
+
+    written_at_once = 0
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
+        job, written = plan.jobs[0], self.written_at_once
+        if written and job.step_id != "probe" and job.resume_point is None:
+            for index in range(written):
+                emit(Delta(job.job_id, job.run_id, job.step_id, index, WORDS[index], (index,), 1))
+            point = ResumePoint((1, 2, 3), tuple(range(written)))
+            emit(Failed(job.job_id, WorkerLost("the script said so"), Usage(output_tokens=written), point))
+            return
         await super().run(plan, emit)
         if plan.plan_id:
             self.dies_after = None
@@ -109,6 +121,19 @@ def test_a_stream_that_the_owner_resumes_goes_on(tmp_path: Path) -> None:
             assert end.usage.output_tokens == len(WORDS)
             await async_until(lambda: len(owner.ledger.entries) == 2)
             assert [entry.attempt for entry in owner.ledger.entries] == [1, 2]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_output_that_was_not_read_before_the_owner_resumes_counts_once(tmp_path: Path, stream: bool) -> None:
+    async def scenario() -> None:
+        async with ingress(tmp_path) as (gateway, _, worker):
+            worker.written_at_once = 30  # more than what the resumed attempt writes
+            text, _, end, _ = await _answer(gateway, a_call(gateway, stream=stream))
+            assert text == "".join(WORDS)
+            assert isinstance(end, Done)
+            assert end.usage.output_tokens == len(WORDS)
 
     run(scenario())
 

@@ -12,7 +12,8 @@ from inferry.cli.config.loader import parse
 from inferry.cli.config.schema import Config
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
-FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml")
+ADAPTER = FOLDER / "autoscaling" / "adapter-values.yaml"
+FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml" and path != ADAPTER)
 VERSIONS = ("1.29.0", kubernetes_validate.latest_version())
 DRAIN_END_S = 30
 """What a gateway may take after its drain timeout, as the documentation says."""
@@ -144,7 +145,6 @@ def test_the_gateways_know_every_engine_that_may_be_started() -> None:
 
 def test_both_autoscalers_follow_the_advice_of_the_gateway() -> None:
     hpa, keda = found("HorizontalPodAutoscaler", "vllm")["spec"], found("ScaledObject", "vllm")["spec"]
-    assert hpa["metrics"][0]["external"]["metric"]["name"] == "inferry_desired_workers"
     assert hpa["metrics"][0]["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
     (trigger,) = keda["triggers"]
     assert (trigger["type"], trigger["metricType"], trigger["metadata"]["threshold"]) == (
@@ -154,3 +154,12 @@ def test_both_autoscalers_follow_the_advice_of_the_gateway() -> None:
     )
     assert "inferry_desired_workers" in trigger["metadata"]["query"]
     assert hpa["scaleTargetRef"] == keda["scaleTargetRef"]
+
+
+def test_no_autoscaler_adds_up_the_advice_of_several_gateways() -> None:
+    hpa, keda = found("HorizontalPodAutoscaler", "vllm")["spec"], found("ScaledObject", "vllm")["spec"]
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["external"]
+    assert rule["seriesQuery"].startswith("inferry_desired_workers{")
+    assert rule["name"]["as"] == hpa["metrics"][0]["external"]["metric"]["name"]
+    assert rule["metricsQuery"].startswith("max(")
+    assert keda["triggers"][0]["metadata"]["query"].startswith("max(")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,9 +13,11 @@ from inferry.admission.overflow_budget import OverflowBudget
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import HealthPolicy
+from inferry.domain.errors import NoWorker, WorkerLost
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.ports import ModelCard
 from inferry.domain.prices import NANOS_PER_UNIT, Price
 from inferry.domain.streams import Done, End
 from inferry.domain.values import replace
@@ -38,20 +40,46 @@ class HostedWorker(ScriptedWorker):
         return replace(super().view(), overflow=True)
 
 
-class Fleet:
-    """One own worker with `slots` calls at a time, each of 0.4 s, and a hosted worker that takes all calls at once."""
+class OwnWorker(ScriptedWorker):
+    """Supports tools, which the hosted worker does not. `is_startable`: False where it never comes up."""
 
-    def __init__(self, budget: OverflowBudget | None, *, slots: int = 4, hosted_slots: int = 1000) -> None:
+    is_startable = True
+
+    def cards(self) -> Sequence[ModelCard]:
+        return [ModelCard(name=model, features=frozenset({"tools"}), can_resume=True) for model in self._models]
+
+    async def start(self) -> None:
+        if not self.is_startable:
+            raise WorkerLost("the script said so")
+        await super().start()
+
+
+class Fleet:
+    """One own worker with `slots` calls at a time, each of 0.4 s, and a hosted worker that takes all calls at once.
+
+    With `other`, there are as many own and hosted workers of another model `n`.
+    """
+
+    def __init__(
+        self, budget: OverflowBudget | None, *, slots: int = 4, hosted_slots: int = 1000, other: bool = False
+    ) -> None:
         self.clock = LoopClock()
         words = ("a", " b", " c", " d")
-        self.own = ScriptedWorker("own", words=words, clock=self.clock, capacity=Capacity(sequences=slots), pause_s=0.1)
+        self.own = OwnWorker("own", words=words, clock=self.clock, capacity=Capacity(sequences=slots), pause_s=0.1)
         self.hosted = HostedWorker(
             "hosted", words=words, clock=self.clock, capacity=Capacity(sequences=hosted_slots), pause_s=0.05
         )
+        workers: list[ScriptedWorker] = [self.own, self.hosted]
+        if other:
+            own, hosted = Capacity(sequences=slots), Capacity(sequences=hosted_slots)
+            workers.append(OwnWorker("own-n", models=["n"], words=words, clock=self.clock, capacity=own, pause_s=0.1))
+            workers.append(
+                HostedWorker("hosted-n", models=["n"], words=words, clock=self.clock, capacity=hosted, pause_s=0.05)
+            )
         self.ledger = ListLedger()
         self.recorder = Recorder(self.ledger)
-        self.pool = Pool([self.own, self.hosted], self.clock, health=HealthPolicy())
-        self.metrics = Metrics(["m"], ["own", "hosted"])
+        self.pool = Pool(workers, self.clock, health=HealthPolicy())
+        self.metrics = Metrics(["m", "n"], [worker.name for worker in workers])
         self.gateway = make_gateway(
             lanes=DEFAULT_LANES,
             pool=self.pool,
@@ -94,10 +122,11 @@ class Fleet:
 
 
 @asynccontextmanager
-async def a_fleet(budget: OverflowBudget | None, **fields: Any) -> AsyncIterator[Fleet]:
+async def a_fleet(budget: OverflowBudget | None, *, is_own_up: bool = True, **fields: Any) -> AsyncIterator[Fleet]:
     fleet = Fleet(budget, **fields)
+    fleet.own.is_startable = is_own_up
     fleet.gateway.start()
-    while any(view.phase is not Phase.READY for view in fleet.pool.views()):
+    while any(view.phase is not Phase.READY for view in fleet.pool.views() if is_own_up or view.overflow):
         await asyncio.sleep(0)
     try:
         yield fleet
@@ -234,5 +263,86 @@ def test_a_call_that_is_cancelled_returns_what_it_had_reserved() -> None:
             assert budget.spent_nanos == 0
             fleet.hosted.gate.set()
             assert isinstance(await fleet.call(fleet.job()), Done)
+
+    run(act())
+
+
+def test_own_workers_decide_what_a_model_supports() -> None:
+    async def act() -> None:
+        async with a_fleet(a_budget()) as fleet:
+            card = fleet.gateway.models.cards()["m"]
+            assert (card.features, card.can_resume) == (frozenset({"tools"}), True)
+            assert fleet.pool.worker_count("m") == 1, "a hosted worker resumes nothing"
+
+    run(act())
+
+
+def test_a_call_with_a_feature_that_the_hosted_worker_lacks_does_not_overflow() -> None:
+    async def act() -> None:
+        async with a_fleet(a_budget()) as fleet:
+            fleet.set_own(Phase.DOWN)
+            tools = asyncio.create_task(fleet.call(replace(fleet.job(), features=("tools",))))
+            plain = asyncio.create_task(fleet.call(fleet.job()))
+            await plain
+            assert not tools.done()
+            fleet.set_own(Phase.READY)
+            assert isinstance(await tools, Done)
+            assert [row.worker for row in fleet.entries()] == ["hosted", "own"]
+
+    run(act())
+
+
+def test_a_prompt_beyond_the_context_of_the_hosted_worker_does_not_overflow() -> None:
+    async def act() -> None:
+        async with a_fleet(a_budget(calls=1e9)) as fleet:
+            fleet.set_own(Phase.DOWN)
+            call = asyncio.create_task(fleet.call(fleet.job(tokens=4096 - OUTPUT + 1)))
+            await run_pending()
+            assert not fleet.hosted.plans
+            await fleet.call(fleet.job(tokens=4096 - OUTPUT))
+            fleet.set_own(Phase.READY)
+            assert isinstance(await call, Done)
+
+    run(act())
+
+
+def test_the_queue_of_one_model_makes_no_call_of_another_overflow() -> None:
+    async def act() -> None:
+        async with a_fleet(a_budget(), other=True) as fleet:
+            calls = await fleet.load(1, 30.0, 10.0, lane=Lane.P2)
+            in_two_seconds = fleet.clock.now() + 2.0
+            others = [fleet.call(fleet.job(lane=Lane.P2, model="n", deadline=in_two_seconds)) for _ in range(3)]
+            same = [fleet.call(fleet.job(lane=Lane.P2, deadline=in_two_seconds)) for _ in range(3)]
+            await asyncio.gather(*others, *same, *calls)
+            rows = fleet.entries()
+            assert {row.worker for row in rows if row.model == "n"} == {"own-n"}
+            assert len([row for row in rows if row.worker == "hosted"]) == 3
+
+    run(act())
+
+
+def test_hosted_calls_of_one_model_take_no_capacity_of_another() -> None:
+    async def act() -> None:
+        async with a_fleet(a_budget(), hosted_slots=1, other=True) as fleet:
+            for name in ("own", "own-n"):
+                worker = fleet.pool.worker(name)
+                assert isinstance(worker, OwnWorker)
+                worker.phase = Phase.DOWN
+                fleet.pool.refresh_view(name)
+            calls = [asyncio.create_task(fleet.call(fleet.job(model=model))) for model in ("m", "n")]
+            assert all(isinstance(end, Done) for end in await asyncio.gather(*calls))
+            assert sorted(str(row.worker) for row in fleet.entries()) == ["hosted", "hosted-n"]
+
+    run(act())
+
+
+def test_calls_overflow_where_no_own_worker_has_ever_been_up_until_the_ceiling() -> None:
+    async def act() -> None:
+        async with a_fleet(a_budget(calls=2), is_own_up=False) as fleet:
+            for _ in range(2):
+                assert isinstance(await fleet.call(fleet.job()), Done)
+            with pytest.raises(NoWorker):
+                await fleet.call(fleet.job())
+            assert [row.worker for row in fleet.entries()] == ["hosted", "hosted"]
 
     run(act())

@@ -3,7 +3,15 @@
 import pytest
 
 from inferry.domain.attempts import RENEW_AHEAD_TOKENS, UNLIMITED, Attempt
-from inferry.domain.errors import ClientClosed, GatewayError, Preempted, QueueTimeout, RunCancelled, WorkerLost
+from inferry.domain.errors import (
+    ClientClosed,
+    GatewayError,
+    InvalidRequest,
+    Preempted,
+    QueueTimeout,
+    RunCancelled,
+    WorkerLost,
+)
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, ResumeMode, ResumePoint
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.ledger import Outcome
@@ -147,6 +155,16 @@ def test_a_retried_job_expects_at_least_one_more_token() -> None:
 
 
 def test_cached_tokens_never_exceed_the_clients_prompt() -> None:
-    job = after(a_stream(), 4)
-    assert total_usage(job, Usage(7, 7, 2, 0.5)) == Usage(3, 3, 6, 0.5)
-    assert total_usage(job, Usage(7, 2, 2)) == Usage(3, 2, 6)
+    for found, reported in ((7, 3), (2, 2)):
+        job = replace(a_stream(), attempt=2, resume_point=ResumePoint(PROMPT, tuple(range(4)), cached_tokens=found))
+        assert total_usage(job, Usage(7, 7, 2, 0.5)) == Usage(3, reported, 6, 0.5)
+
+
+@pytest.mark.parametrize(("error", "attained"), [(InvalidRequest("x"), None), (WorkerLost("x"), True)])
+def test_a_call_that_its_engine_refuses_as_invalid_counts_neither_as_attained_nor_as_missed(
+    error: GatewayError, attained: bool | None
+) -> None:
+    attempt = sent(a_stream())
+    attempt.slo_attained = True
+    attempt.ended(Failed(attempt.job.job_id, error), 1.0)
+    assert attempt.entry(0.0).attained is attained

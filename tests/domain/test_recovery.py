@@ -112,3 +112,18 @@ def test_a_lost_job_that_had_reached_its_limit_is_done_with_its_total_usage() ->
     assert isinstance(end, Done)
     assert end.usage.output_tokens == budget - 2
     assert total_usage(second, end.usage) == Usage(3, 0, budget)
+
+
+def test_only_what_the_first_attempt_found_cached_is_reported_as_cached() -> None:
+    job = a_stream()
+    for attempt, found in ((1, 2), (2, 3)):
+        attempted = Attempt(job)
+        plan = BatchPlan(plan_id=attempt, worker="w", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
+        attempted.sent(plan, 0.0)
+        attempted.first_token(0.1)
+        attempted.output_tokens = 1
+        point = ResumePoint(PROMPT, tuple(range(attempt)))
+        retry = next_attempt(attempted, Failed(job.job_id, Preempted("x"), Usage(3, found, 1), point))
+        assert isinstance(retry, Retry)
+        job = retry.job
+    assert total_usage(job, Usage(5, 5, 4)) == Usage(3, 2, 6)

@@ -3,13 +3,14 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from durable.async_work import OK, a_job, until
 from durable.queue_world import World, a_world
-from inferry.domain.work_queue import MAX_DELIVERIES
+from inferry.domain.work_queue import MAX_DELIVERIES, NewWork
 from inferry.durable.execute import CallAnswer, StoredCall
 from support.virtual_time import LoopClock, run_virtual
 
@@ -199,5 +200,31 @@ def test_every_job_ends_once_whatever_is_killed_or_lost(seed: int) -> None:
             await until(lambda: all(world.status(*name) == "completed" for name in names.items()))
             assert stored == dict.fromkeys(names, 1)
             await until(lambda: not world.queue.ids)
+
+    run_virtual(scenario())
+
+
+def test_while_the_queue_does_not_answer_few_jobs_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inferry.durable.queued_jobs.MAX_ADDING", 12)
+
+    async def scenario() -> None:
+        async with a_world() as world:
+            answers, add = asyncio.Event(), world.queue.add
+            asked = 0
+
+            async def silent(work: Sequence[NewWork]) -> int:
+                nonlocal asked
+                asked += len(work)
+                await answers.wait()
+                return await add(work)
+
+            monkeypatch.setattr(world.queue, "add", silent)
+            for number in range(50):
+                world.accept(f"job-{number}")
+            await asyncio.sleep(0)
+            assert asked <= 12
+            answers.set()
 
     run_virtual(scenario())

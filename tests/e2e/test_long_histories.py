@@ -1,9 +1,11 @@
 """Long histories: summaries are made in P2 beside live calls, used by later calls, and the original is kept."""
 
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,14 @@ class HistoryGateway(TenantGateway):
             self.worker = ScriptedWorker(words=["They ", "met."], context_tokens=None)
             return [self.worker], {}
 
-        config = {"auth": {"mode": "off"}, "histories": {"m": {**HISTORY, **history}}}
+        config: dict[str, Any] = {"auth": {"mode": "off"}, "histories": {"m": {**HISTORY, **history}}}
+        config["routes"] = {"chosen": {"default": "m"}}
+        config["workers"] = [{"name": "scripted", "kind": "vllm", "url": "http://127.0.0.1:1", "models": ["m"]}]
         super().__init__(directory, make, config)
 
-    def chat(self, messages: list[Any], tenant: str = "a", **headers: str) -> Answer:
+    def chat(self, messages: list[Any], tenant: str = "a", model: str = "m", **headers: str) -> Answer:
         given = {"x-inferry-tenant": tenant, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        return self.call("POST", "/v1/chat/completions", {"model": "m", "messages": messages, "max_tokens": 8}, given)
+        return self.call("POST", "/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 8}, given)
 
     def sent(self) -> list[dict[str, Any]]:
         """The bodies that the worker was sent."""
@@ -112,6 +116,26 @@ def test_the_original_is_kept_for_its_tenant_until_it_is_deleted(gateway: Histor
     assert gateway.call("DELETE", path, headers=other).status == 404
     assert gateway.call("DELETE", path, headers=mine).json["deleted"] is True
     assert gateway.call("GET", path, headers=mine).status == 404
+
+
+def test_a_summary_is_not_used_after_another_process_has_deleted_the_original(
+    gateway: HistoryGateway, tmp_path: Path
+) -> None:
+    messages = conversation(7)
+    used(gateway, messages)
+    (database,) = tmp_path.glob("*.db")
+    with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as other:
+        assert other.execute("DELETE FROM documents WHERE kind = 'history'").rowcount == 1
+    assert "x-inferry-history" not in gateway.chat(messages).headers
+    until(lambda: len(gateway.summaries()) == 2)
+
+
+def test_the_history_of_a_call_to_a_composed_model_is_that_of_the_model_it_chooses(gateway: HistoryGateway) -> None:
+    messages = conversation(20)
+    answer = gateway.chat(messages, model="chosen")
+    assert (answer.status, answer.headers["x-inferry-path"]) == (200, "m")
+    assert len(gateway.sent()[-1]["messages"]) < len(messages)
+    assert len(gateway.summaries()) == 1
 
 
 def test_tenants_do_not_share_summaries_and_a_call_may_opt_out(gateway: HistoryGateway) -> None:

@@ -4,15 +4,17 @@ import asyncio
 import io
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
 
-from inferry.cli.observe_proxy import ObserveProxy
+from inferry.cli.observe_proxy import LateRecords, ObserveProxy
 from inferry.cli.observe_wiring import MAX_BODY_BYTES
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES
@@ -258,3 +260,42 @@ def test_a_server_that_cannot_be_reached_is_a_502_and_one_lost_in_the_middle_a_r
             await asyncio.to_thread(recorder.close)
 
     asyncio.run(whole())
+
+
+def test_a_call_whose_server_hangs_up_on_a_reused_connection_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferry.cli.observe_proxy.MAX_IDLE_S", inf)
+    bodies: list[bytes] = []
+    connections: set[asyncio.BaseTransport | None] = set()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.read())
+        connections.add(request.transport)
+        if len(bodies) > 2:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response()
+
+    async def act(scene: Scene) -> None:
+        async with ClientSession() as client:
+            for status in (200, 200, 502):
+                async with client.post(f"{scene.url}/v1/completions", json={"model": "m", "prompt": "x"}) as response:
+                    assert response.status == status
+        assert len(bodies) == 3
+        assert len(connections) == 1
+
+    run(tmp_path, handler, act)
+
+
+def test_rows_are_recorded_after_one_that_could_not_be_made(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise ValueError("the row is broken")
+
+    records, made = LateRecords(), threading.Event()
+    records.put(fails)
+    records.put(made.set)
+    records.close()
+    assert made.is_set()
+    assert records.failed == 1
+    assert "the metadata of a call was not recorded (1 since the start)" in caplog.text

@@ -136,6 +136,14 @@ def test_a_pipeline_is_a_model_of_chat_completions(gateway: Serving) -> None:
     assert len(pieces) > 2
 
 
+@pytest.mark.parametrize(
+    "message", [{"content": "x"}, {"role": 3, "content": "x"}, {"role": "user", "content": 3}, "x"]
+)
+def test_a_chat_message_of_another_shape_is_refused(gateway: Serving, message: Any) -> None:
+    status, _, answer = post(gateway.url, "/v1/chat/completions", {"model": "answers", "messages": [message]})
+    assert (status, answer["error"]["code"]) == (400, "invalid_request")
+
+
 def test_a_pipeline_without_chat_input_is_no_model(gateway: Serving) -> None:
     with OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0) as api:
         assert "notes" not in {one.id for one in api.models.list()}

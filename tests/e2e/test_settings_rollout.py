@@ -106,3 +106,20 @@ def test_a_restart_keeps_what_was_applied_and_a_changed_file_replaces_it(tmp_pat
         assert state(serving) == (2, None)
     with ScriptedGateway(tmp_path, {"lanes": {"P1": {**STABLE["P1"], "max_batch": 9}}}) as serving:
         assert state(serving) == (3, None)
+
+
+def test_applied_settings_that_no_longer_fit_the_file_give_way_to_those_of_the_file(tmp_path: Path) -> None:
+    def config(group: str) -> dict[str, Any]:
+        worker = {"name": "up", "kind": "vllm", "url": "http://127.0.0.1:1", "models": ["m"], "group": group}
+        return {"lanes": STABLE, "workers": [worker]}
+
+    with ScriptedGateway(tmp_path, config("batch")) as serving:
+        sections = {"sections": {"lanes": {"P1": {**STABLE["P1"], "groups": ["batch"]}}}}
+        assert ask(serving, "POST", "/admin/settings", sections).status == 200
+        assert state(serving) == (2, None)
+    with ScriptedGateway(tmp_path, config("other")) as serving:
+        found = ask(serving, "GET", "/admin/settings").json
+        assert (found["active"], found["candidate"]) == (3, None)
+        assert complete(serving, "r") == 200
+    with ScriptedGateway(tmp_path, config("other")) as serving:
+        assert state(serving) == (3, None)

@@ -60,6 +60,20 @@ def test_sighup_replaces_the_process_image_without_a_failed_call(tmp_path: Path,
 
 
 @pytest.mark.parametrize("count", [1, 2])
+def test_sighup_while_the_process_image_is_replaced_does_not_end_the_gateway(tmp_path: Path, count: int) -> None:
+    with processes(tmp_path, CONFIG, count) as (gateway, _):
+
+        def is_replaced() -> bool:
+            os.kill(gateway.pid, signal.SIGHUP)
+            return _starts(gateway) > 1
+
+        gateway.until(is_replaced, 120)
+        assert gateway.call("POST", "/v1/completions", a_body(tokens=2)).status == 200
+        os.kill(gateway.pid, signal.SIGTERM)
+        assert gateway.wait() == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
 def test_sighup_with_a_broken_configuration_changes_nothing(tmp_path: Path, count: int) -> None:
     with processes(tmp_path, CONFIG, count) as (gateway, _):
         (tmp_path / "inferry.yaml").write_text("sevrer: {}\n")

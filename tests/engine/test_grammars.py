@@ -194,7 +194,8 @@ def test_a_grammar_that_was_not_started_is_no_error_of_the_caller(
     tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = GrammarEngine(tiny_dir)
-    go_on, running = threading.Event(), threading.Barrier(3)
+    slow = grammars._THREADS
+    go_on, running = threading.Event(), threading.Barrier(slow + 1)
 
     def blocked(constraint: Constraint, form: Any) -> str:
         running.wait(60)
@@ -202,12 +203,32 @@ def test_a_grammar_that_was_not_started_is_no_error_of_the_caller(
 
     monkeypatch.setattr(grammars, "grammar_text", blocked)
     monkeypatch.setattr(grammars, "COMPILE_TIMEOUT_S", 0.0)
-    for key in (1, 2):
+    for key in range(slow):
         engine.core.add(a_request(key, Constraint("guided_choice", choices=(str(key),))))
-    running.wait(60)  # both threads are busy
-    engine.run([a_request(3, of_schema(TICKET))])
+    running.wait(60)  # all threads are busy
+    engine.run([a_request(slow, of_schema(TICKET))])
     go_on.set()
-    assert {key: end.is_busy for key, end in engine.ends.items()} == {1: False, 2: False, 3: True}
+    assert {key: end.is_busy for key, end in engine.ends.items()} == {key: key == slow for key in range(slow + 1)}
+
+
+def test_two_slow_grammars_delay_no_other_call(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = GrammarEngine(tiny_dir)
+    go_on = threading.Event()
+
+    def slow(constraint: Constraint, form: Any) -> str:
+        if constraint.choices is not None and constraint.choices[0].startswith("slow"):
+            go_on.wait(60)
+        return grammar_text(constraint, form)
+
+    monkeypatch.setattr(grammars, "grammar_text", slow)
+    texts = ["slow 1", "slow 2", "quick"]
+    for key, text in enumerate(texts):
+        engine.core.add(a_request(key, Constraint("guided_choice", choices=(text,))))
+    assert engine.core._grammars is not None
+    compiling = engine.core._grammars._compiling
+    compiling[2].compiled.result(60)
+    assert not compiling[0].compiled.done()
+    go_on.set()
 
 
 def test_a_long_grammar_in_gbnf_is_refused(tiny_dir: Path) -> None:

@@ -167,6 +167,11 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario("first tokens become slower", SLOWER, {14: fires(), 20: fires(("InferryLatencyDrift", 'lane="P1"'))}),
     Scenario(
+        "a gateway that has just started gets its first load",
+        histogram(TTFT, 'lane="P1",model="m"', after(5, 120), bounds=(0.1, 0.2, 2.0)),
+        {minute: fires() for minute in (6, 8, 9.5)},
+    ),
+    Scenario(
         "a few slow first tokens say nothing",
         {
             series: (lambda minute, course=course: float(int(course(minute) / 100)))  # type: ignore[misc]

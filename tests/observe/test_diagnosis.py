@@ -73,6 +73,14 @@ def test_a_worker_that_does_not_serve_comes_first(worker: dict[str, Any], expect
     assert cause(some_facts(lanes=(a_lane(**LATE),), workers=(a_worker(**worker),))) == expected
 
 
+def test_a_worker_that_was_lost_with_its_calls_and_is_back_at_once_is_not_starved() -> None:
+    killed = a_worker(sequences=8, running=8.0, up_ratio=0.95)
+    late = (a_lane(**LATE),)
+    assert cause(some_facts(lanes=late, workers=(killed,), retries=3)) == "dead_worker"
+    assert cause(some_facts(lanes=late, workers=(killed,), errors={"worker_lost": 1})) == "dead_worker"
+    assert cause(some_facts(lanes=late, workers=(killed,))) == "starved_gpu", "it was not up when the gateway started"
+
+
 def test_the_gateway_and_its_ledger_are_looked_at() -> None:
     assert cause(some_facts(ledger_up=False)) == "ledger_down"
     assert cause(some_facts(ledger_up=True, ledger_dropped=3)) == "ledger_down"

@@ -233,3 +233,16 @@ def test_embeddings_of_a_run_do_not_change_its_working_set() -> None:
     end(scheduler, "a1", now=4.0)
     scheduler.end_run("a", "a")
     assert scheduler.session_counts().resident == 1
+
+
+def test_a_worker_that_has_not_kept_a_run_is_not_blamed_for_its_misses() -> None:
+    """Calls of one run that alternate between two models find nothing cached, however well the workers cache."""
+    scheduler = a_scheduler(a_worker(), replace(a_worker("other"), models=frozenset({"n"})))
+    call(scheduler, a_call("a"), a_call("b"))
+    end(scheduler, "a0", "b0", now=0.0)
+    for step in range(1, 2 * MAX_MISSES + 1):
+        job = a_call("a", step)
+        route = replace(job.route, model="n" if step % 2 else "m")
+        call(scheduler, replace(job, route=route, batch_key=replace(job.batch_key, route=route)))
+        end(scheduler, f"a{step}", now=0.0, cached=0)
+    assert call(scheduler, a_call("c", at=0.5)) == [], "c pauses: the worker may have a cache"

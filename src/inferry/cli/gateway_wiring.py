@@ -34,6 +34,7 @@ from inferry.domain.clock import Clock
 from inferry.domain.job_events import JobEvents
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ports import Tokenizer
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.queue_depth import QueueDepth
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -159,7 +160,7 @@ def _overflow_router(
     if budget is None:
         return None
     rule = OverflowRule(lanes)
-    router = OverflowRouter(rule, budget, clock, is_up=pool.serves, views=pool.views, root_of=runs.root_of)
+    router = OverflowRouter(rule, budget, clock, pool, root_of=runs.root_of)
     metrics.watch(
         {
             "inferry_overflow_jobs_total": lambda: router.overflowed,
@@ -213,6 +214,7 @@ def _watch_states(
             "inferry_limit_refusals_total": lambda: by_limit(gate.refused),
             "inferry_shadow_refusals_total": lambda: by_limit(gate.shadow_refused),
             "inferry_budget_overrun_tokens_total": lambda: gate.overrun_tokens,
+            "inferry_budget_overrun_cost_total": lambda: gate.overrun_nanos / NANOS_PER_UNIT,
         }
     )
 
@@ -242,15 +244,15 @@ def make_loop(
     router: OverflowRouter | None = None,
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
-    learns = () if router is None else (router.rule,)
+    learns, model_waits = ((), ()) if router is None else ((router.rule,), (router.waits,))
     queue_admission = QueueAdmission(scheduler, limiter, waits, router)
     capacity = CapacityTracker(lanes, depth, estimator.learn_cached)
     foreign_load = ForeignLoadBound(depth, lambda worker: scheduler.use(worker).sequences)
     hedging = HedgePolicy(pool.policy.max_hedged_retry_ratio)
     # In this order: the queue depth before its readers, the pool last, because it may take the worker out.
-    load = (depth, queue_admission, capacity, gpu_accounting, hedging, deadlines)
+    load = (depth, queue_admission, *model_waits, capacity, gpu_accounting, hedging, deadlines)
     events = JobEvents(
-        queued=(depth, queue_admission, capacity, deadlines, metrics),
+        queued=(depth, queue_admission, *model_waits, capacity, deadlines, metrics),
         sent=(*load, metrics),
         first_token=(capacity, gpu_accounting, hedging, *learns, metrics),
         produced=(metrics,),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 models_app = typer.Typer(help="Checkpoints for the embedded engine.", no_args_is_help=True)
 
 UNUSABLE = 1
+BUNDLED = "bundled"
+"""Names the bundled model, where there is no directory of this name."""
 # As `inferry.engine.memory.PROFILES`, which needs the `engine` extra.
 Profile = Literal["throughput", "latency"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -23,7 +25,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 @models_app.command()
 def check(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face model directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face model directory, or `bundled`.")],
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of the device, such as 80GiB; default: this machine's.")
     ] = None,
@@ -51,6 +53,7 @@ def check(
     """Say whether the embedded engine can serve a checkpoint, what is unsupported, the memory it needs, and the batch
     size and context that fit. Exits with 0 if it can be served, 1 if not, 2 if DIR is no model directory."""
     try:
+        from inferry.engine.bundled import BUNDLED_DIRECTORY
         from inferry.engine.checkpoint import UnsupportedModel
         from inferry.engine.config import EngineConfig
         from inferry.engine.device_memory import cpu_memory
@@ -73,8 +76,9 @@ def check(
     config = EngineConfig(
         context_tokens=context_tokens, dtype=dtype, max_adapters=adapters, max_adapter_rank=adapter_rank
     )
+    is_bundled = str(directory) == BUNDLED and not directory.exists()
     try:
-        report = check_model(directory, config, budget)
+        report = check_model(BUNDLED_DIRECTORY if is_bundled else directory, config, budget)
     except UnsupportedModel as error:
         fail(str(error))
     _print(report, as_json)

@@ -6,6 +6,7 @@ and `host` are replaced. A client that disconnects ends its call upstream.
 """
 
 import asyncio
+import logging
 import ssl
 import threading
 import time
@@ -34,6 +35,9 @@ _HOP_BY_HOP = frozenset(
 )
 _OF_REQUESTS = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _HAVE_BODIES = (b"POST", b"PUT", b"PATCH")
+_REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
+
+log = logging.getLogger("inferry")
 
 
 class ObserveProxy:
@@ -121,6 +125,11 @@ class Exchange:
         self.connection: UpstreamConnection | None = None
         self.status = 0
         self.is_over = False
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the server may get the request twice (RFC 9110, 9.2.2): a call that runs twice is paid twice."""
+        return not self.request.body and self.request.method in _REPEATABLE
 
     def describe(self) -> None:
         """Find the lane, which has the inter-token latency that a stream is measured against."""
@@ -210,10 +219,12 @@ class Exchange:
 class LateRecords:
     """Makes the rows of ended calls in a thread of its own: hashing a prompt takes longer than passing it on.
 
-    The thread rests for `REST_S` after every batch, so that most calls never meet it. `close` ends it.
+    The thread rests for `REST_S` after every batch, so that most calls never meet it. `close` ends it. `failed` counts
+    rows that could not be made.
     """
 
     def __init__(self) -> None:
+        self.failed = 0
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="inferry-observed", daemon=True)
         self._thread.start()
@@ -228,7 +239,11 @@ class LateRecords:
 
     def _run(self) -> None:
         while (make := self._queue.get()) is not None:
-            make()
+            try:
+                make()
+            except Exception:
+                self.failed += 1
+                log.exception("the metadata of a call was not recorded (%d since the start)", self.failed)
             if self._queue.empty():
                 time.sleep(REST_S)
 
@@ -246,7 +261,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._reason = b""
         self._head = b""
         self._pieces: list[bytes] = []
-        self._has_framing = self._has_head = self._is_complete = self._was_used = False
+        self._has_framing = self._has_head = self._is_complete = self._can_keep_alive = self._was_used = False
         self.idle_since = 0.0
 
     @property
@@ -294,7 +309,7 @@ class UpstreamConnection(asyncio.Protocol):
         head, pieces, self._head, self._pieces = self._head, self._pieces, b"", []
         if is_complete:
             self._exchange = exchange.connection = None
-            if is_http and self._is_complete and self._parser.should_keep_alive():
+            if is_http and self._is_complete and self._can_keep_alive:
                 self._was_used = True
                 self.idle_since = self._proxy.clock.now()
                 self._proxy.freed(self)
@@ -315,8 +330,8 @@ class UpstreamConnection(asyncio.Protocol):
         exchange.connection = None
         if exc is None and self._has_head and not self._has_framing:
             exchange.on_data(b"", [], is_complete=True)  # a response without a length ends with its connection
-        elif self._was_used and not self._has_head:
-            self._proxy.send(exchange)  # the server closed an idle connection: the request was not read
+        elif self._was_used and not self._has_head and exchange.is_repeatable:
+            self._proxy.send(exchange)  # most likely the server closed an idle connection, and has read nothing
         else:
             exchange.failed()
 
@@ -344,3 +359,4 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
             self._is_complete = True
+            self._can_keep_alive = self._parser.should_keep_alive()  # the parser forgets it after this call

@@ -68,7 +68,8 @@ class Supervisor:
             while any(child.pid is not None or child.restart_at is not None for child in self._children):
                 self._handle(signal.sigtimedwait(self._signals, self._pause_s()))
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            # After an upgrade SIGHUP stays blocked until the next process image handles it.
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked | ({signal.SIGHUP} if self.is_upgrade else set()))
             for end in self._lifeline:
                 os.close(end)
         return self._status

@@ -59,6 +59,7 @@ class ResumeFields(Struct, array_like=True, frozen=True, gc=False):
     output_ids: tuple[int, ...]
     unsent: str | None
     tail: str | None
+    cached_tokens: int = 0
 
 
 class ErrorFields(Struct, array_like=True, frozen=True, gc=False):
@@ -164,6 +165,7 @@ class JobFields(Struct, array_like=True, frozen=True):
     max_kv_tokens: int | None
     ttft_allowance_s: float
     composed: str | None = None
+    features: tuple[str, ...] = ()
 
 
 class Submit(Struct, tag=4, array_like=True, frozen=True):

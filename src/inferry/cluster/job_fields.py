@@ -64,6 +64,7 @@ def job_to_fields(job: InferenceJob, now: float) -> JobFields:
         job.max_kv_tokens,
         job.ttft_allowance_s,
         job.composed,
+        job.features,
     )
 
 
@@ -105,6 +106,7 @@ def fields_to_job(fields: JobFields, now: float) -> InferenceJob:
         max_kv_tokens=fields.max_kv_tokens,
         ttft_allowance_s=fields.ttft_allowance_s,
         composed=fields.composed,
+        features=fields.features,
     )
 
 
@@ -166,11 +168,11 @@ def _to_header_dict(lines: bytes) -> dict[bytes, bytes]:
 
 
 def resume_to_fields(point: ResumePoint) -> ResumeFields:
-    return ResumeFields(point.prompt_ids, point.output_ids, point.unsent, point.tail)
+    return ResumeFields(point.prompt_ids, point.output_ids, point.unsent, point.tail, point.cached_tokens)
 
 
 def fields_to_resume(fields: ResumeFields) -> ResumePoint:
-    return ResumePoint(fields.prompt_ids, fields.output_ids, fields.unsent, fields.tail)
+    return ResumePoint(fields.prompt_ids, fields.output_ids, fields.unsent, fields.tail, fields.cached_tokens)
 
 
 def usage_to_fields(usage: Usage) -> UsageFields:

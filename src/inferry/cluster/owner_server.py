@@ -202,6 +202,10 @@ class OwnedJob:
             point = attempt.job.resume_point
             fields = None if point is None else resume_to_fields(point)
             connection.send(Restart(key, attempt.job.attempt, fields))
+            if delta is not None and delta.tokens > (new := attempt.output_tokens):
+                # Tokens of earlier attempts that were not read yet: the resume point has them.
+                ids = delta.token_ids
+                delta = replace(delta, tokens=new, token_ids=ids[max(0, len(ids) - new) :])
         if delta is not None:
             if not self._is_placed:
                 self._is_placed = True

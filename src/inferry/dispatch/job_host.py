@@ -44,19 +44,12 @@ class JobHost:
 
     def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
         """Admit and run the job, or raise its refusal."""
-        if not self._pool.serves(job.route.model) and not self._may_wait_for_worker(job):
-            raise NoWorker(f"no worker of model `{job.route.model}` is up", retry_after_s=RETRY_AFTER_S)
-        route = job.route
-        if (route.isolation is not None or route.precision is not None) and not self._loop.has_route(route):
-            raise NoWorker(
-                f"no worker in the tenant's pool serves model `{route.model}`"
-                if route.precision is None
-                else f"no worker of the tenant serves model `{route.model}` with precision {route.precision}",
-                retry_after_s=RETRY_AFTER_S,
-            )
+        no_worker = self._no_worker(job)
+        if no_worker is not None and not self._loop.may_overflow(job):
+            raise no_worker
         job, granted_tokens, batch = self._admission.admit(job, caller)
         try:
-            stream = self._loop.submit(job, granted_tokens, _watermark_timeout() if batch else None)
+            stream = self._loop.submit(job, granted_tokens, _watermark_timeout() if batch else None, no_worker)
         except BaseException:
             self._admission.reject(job.job_id)
             raise
@@ -101,6 +94,20 @@ class JobHost:
 
     def unshared(self) -> None:
         self._metrics.unshared()
+
+    def _no_worker(self, job: InferenceJob) -> NoWorker | None:
+        """The refusal of a job that own workers cannot take."""
+        route = job.route
+        if not self._pool.serves(route.model) and not self._may_wait_for_worker(job):
+            return NoWorker(f"no worker of model `{route.model}` is up", retry_after_s=RETRY_AFTER_S)
+        if (route.isolation is not None or route.precision is not None) and not self._loop.has_route(route):
+            return NoWorker(
+                f"no worker in the tenant's pool serves model `{route.model}`"
+                if route.precision is None
+                else f"no worker of the tenant serves model `{route.model}` with precision {route.precision}",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return None
 
     def _may_wait_for_worker(self, job: InferenceJob) -> bool:
         """Whether a worker of the job's model may come back up in time."""

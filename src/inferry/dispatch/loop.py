@@ -120,16 +120,25 @@ class DispatchLoop:
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
+    def may_overflow(self, job: InferenceJob) -> bool:
+        """Whether a hosted worker could serve the job where own workers cannot."""
+        return self._queue_admission.may_overflow(job)
+
     def submit(
-        self, job: InferenceJob, granted_tokens: int = UNLIMITED, hold_error: GatewayError | None = None
+        self,
+        job: InferenceJob,
+        granted_tokens: int = UNLIMITED,
+        hold_error: GatewayError | None = None,
+        no_worker: GatewayError | None = None,
     ) -> JobStream:
         """Open the job's stream, then offer the job: every queued job has a reader.
 
         `granted_tokens` is how many tokens its budgets grant it for now. With `hold_error` the job is held until
-        `reoffer`, and fails with that error after BUDGET_HOLD_S. Raises QueueFull or DeadlineInfeasible.
+        `reoffer`, and fails with that error after BUDGET_HOLD_S. Raises QueueFull, DeadlineInfeasible, or `no_worker`
+        where own workers cannot take the job and it does not overflow.
         """
         now = self._now()
-        job, prediction = self._queue_admission.admit(job, now)
+        job, prediction = self._queue_admission.admit(job, now, no_worker)
         if self._prefill_router.is_enabled:
             job = self._prefill_router.redirect(job)
         stream = self._lifecycle.open(job, granted_tokens, prediction)

@@ -75,9 +75,13 @@ class Pool:
 
     def cards(self, isolation: str | None = None) -> dict[str, ModelCard]:
         """The models of a tenant's own workers, or of the shared ones. A model's card has what all its workers
-        support.
+        support; those for overflow count only where there is no other.
         """
         return self._cards.get(isolation, {})
+
+    def overflow_card(self, model: str, isolation: str | None) -> ModelCard | None:
+        """What all workers for overflow of this model support; None where there is none."""
+        return self._overflow_cards.get(isolation, {}).get(model)
 
     def is_remote(self, name: str) -> bool:
         """Whether the worker passes jobs on to a process that owns the engines."""
@@ -117,7 +121,9 @@ class Pool:
         )
 
     def worker_count(self, model: str) -> int:
-        """How many workers serve the model, up or not. One that passes jobs on counts as two: it is replaced."""
+        """How many workers serve the model, up or not, those for overflow aside. One that passes jobs on counts as
+        two: it is replaced.
+        """
         return self._serving[model]
 
     async def count_tokens(self, model: str, isolation: str | None, body: bytes) -> int | None:
@@ -302,17 +308,22 @@ class Pool:
     def _index_workers(self) -> None:
         """Precompute what every call asks."""
         cards: dict[str | None, dict[str, ModelCard]] = {}
+        overflow_cards: dict[str | None, dict[str, ModelCard]] = {}
         worker_count: Counter[str] = Counter()
         for supervisor in self._supervisors.values():
-            if supervisor.view.role != "prefill":
-                worker_count.update(supervisor.view.models)
-            if supervisor.view.is_remote:
-                worker_count.update(supervisor.view.models)
-            pool_cards = cards.setdefault(supervisor.view.isolation, {})
+            view = supervisor.view
+            if not view.overflow and view.role != "prefill":
+                worker_count.update(view.models)
+            if view.is_remote:
+                worker_count.update(view.models)
+            pool_cards = (overflow_cards if view.overflow else cards).setdefault(view.isolation, {})
             for card in supervisor.worker.cards():
                 known = pool_cards.get(card.name)
                 pool_cards[card.name] = card if known is None else _common_card(known, card)
+        for isolation, hosted in overflow_cards.items():
+            cards[isolation] = hosted | cards.get(isolation, {})
         self._cards = cards
+        self._overflow_cards = overflow_cards
         self._serving = worker_count
         self._models_up = frozenset(
             model for view in self.views() if view.phase is Phase.READY and _takes_calls(view) for model in view.models

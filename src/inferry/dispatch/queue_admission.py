@@ -6,7 +6,7 @@ Subscribes to `queued`, `sent` and `ended`, to learn how the predicted waits tur
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.dispatch.overflow import OverflowRouter
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import InvalidRequest, QueueFull
+from inferry.domain.errors import GatewayError, InvalidRequest, QueueFull
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import PredictedWait
 from inferry.prediction.wait_model import NOTHING_AHEAD, WaitModel, deadline_refusal
@@ -28,16 +28,26 @@ class QueueAdmission:
         self._waits = waits
         self._overflow = overflow
 
-    def admit(self, job: InferenceJob, now: float) -> tuple[InferenceJob, PredictedWait]:
+    def may_overflow(self, job: InferenceJob) -> bool:
+        """Whether a hosted worker could serve the job."""
+        return self._overflow is not None and self._overflow.may_take(job)
+
+    def admit(
+        self, job: InferenceJob, now: float, refusal: GatewayError | None = None
+    ) -> tuple[InferenceJob, PredictedWait]:
         """The job and its predicted wait. A job that would be late may be redirected to a hosted worker, where it does
-        not wait. Raises QueueFull, or DeadlineInfeasible if the deadline would pass in the queue.
+        not wait; with `refusal`, own workers cannot take it. Raises that, QueueFull, or DeadlineInfeasible if the
+        deadline would pass in the queue.
         """
-        prediction = self._predict(job, job.tenant, now)
+        prediction = in_time = self._predict(job, job.tenant, now)
         if self._overflow is not None:
-            overflowed = self._overflow.redirect(job, prediction.p90_s, now)
+            in_time = self._overflow.waits.predict(job, prediction.ahead, now)
+            overflowed = self._overflow.redirect(job, in_time.p90_s, now, is_served=refusal is None)
             if overflowed is not None:
                 return overflowed, _NO_WAIT
-        if job.deadline is not None and (too_late := deadline_refusal(self._waits, job, prediction, now)) is not None:
+        if refusal is not None:
+            raise refusal
+        if job.deadline is not None and (too_late := deadline_refusal(self._waits, job, in_time, now)) is not None:
             raise too_late
         if not self._limiter.has_space(job):
             self._check_limits(job, self._predict(job, None, now), now)

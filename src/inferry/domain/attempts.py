@@ -222,7 +222,8 @@ class Attempt:
             key_id=job.key_id,
             cost_nanos=cost_nanos,
             template_id=job.template_id,
-            attained=self.slo_attained,
+            # A call that the engine refuses as invalid says nothing about latency.
+            attained=None if error is not None and error.status == 400 else self.slo_attained,
             batching_ms=None if decision is None else decision.held_s * 1000,
             decision=None if decision is None else to_text(decision),
             engine_batch=self.engine_batch,

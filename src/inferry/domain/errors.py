@@ -253,6 +253,9 @@ class WorkerUnreachable(NoWorker):
     """The worker could not be reached; the job has not started."""
 
 
+NOT_OWNER = "this process no longer owns the worker"
+
+
 class Draining(GatewayError):
     """The gateway is shutting down and accepts no new calls."""
 

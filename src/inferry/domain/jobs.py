@@ -162,7 +162,8 @@ class ResumePoint(Value):
 
     For a job with stop strings `output_ids` are all ids received, although some text is held back until it cannot be
     part of a stop string. `unsent` is that text; None if it must be recomputed by the engine's rule. `tail` is the end
-    of the delivered text: empty if no text was delivered, None if it is not known. User data, never printed.
+    of the delivered text: empty if no text was delivered, None if it is not known. `cached_tokens`: what the first
+    attempt found cached of the prompt. User data, never printed.
     """
 
     def __init__(
@@ -171,11 +172,13 @@ class ResumePoint(Value):
         output_ids: tuple[int, ...],
         unsent: str | None = None,
         tail: str | None = None,
+        cached_tokens: int = 0,
     ) -> None:
         self.prompt_ids: Final = prompt_ids
         self.output_ids: Final = output_ids
         self.unsent: Final = unsent
         self.tail: Final = tail
+        self.cached_tokens: Final = cached_tokens
 
     def __repr__(self) -> str:
         return f"SoFar({len(self.prompt_ids)} + {len(self.output_ids)} tokens)"
@@ -238,8 +241,8 @@ class InferenceJob(Value):
     trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
     `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt. `is_recorded`: this process
     writes its attempts to the ledger. `composed`: the composed model and stage that the job is a step of, as
-    `name/stage`. `overflow`: why it goes to a worker for overflow; None for other jobs. `prefill`: set once a prefill
-    worker was chosen for its prompt.
+    `name/stage`. `overflow`: why it goes to a worker for overflow; None for other jobs. `features`: what its worker
+    must support. `prefill`: set once a prefill worker was chosen for its prompt.
     """
 
     # fmt: off
@@ -253,7 +256,7 @@ class InferenceJob(Value):
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
         repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
         ttft_allowance_s: float = 0.0, is_recorded: bool = True, composed: str | None = None,
-        overflow: Overflow | None = None, prefill: Prefill | None = None,
+        overflow: Overflow | None = None, features: tuple[str, ...] = (), prefill: Prefill | None = None,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -291,4 +294,5 @@ class InferenceJob(Value):
         self.is_recorded: Final = is_recorded
         self.composed: Final = composed
         self.overflow: Final = overflow
+        self.features: Final = features
         self.prefill: Final = prefill

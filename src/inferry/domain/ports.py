@@ -81,6 +81,13 @@ class TokenCounter(Protocol):
 
 
 @runtime_checkable
+class SendGuard(Protocol):
+    """A worker that may wait before it sends a job of a plan. It asks `may_send` right before the first byte."""
+
+    may_send: Callable[[], bool]
+
+
+@runtime_checkable
 class RunKeeper(Protocol):
     """A worker that keeps state of a run between its calls."""
 

@@ -42,6 +42,9 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
     resume_point = end.resume_point if attempt.output_tokens else job.resume_point
     if resume_point is None and job.stream and attempt.output_tokens:
         return None
+    if resume_point is not None and attempt.output_tokens:
+        cached = end.usage.cached_tokens if job.resume_point is None else job.resume_point.cached_tokens
+        resume_point = replace(resume_point, cached_tokens=cached)
     # With stop strings, text may have been held back by the worker.
     is_text_known = resume_point is not None and (not job.payload.sampling.stop or resume_point.unsent == "")
     if resume_point is not None and is_text_known and len(resume_point.output_ids) >= job.token_budget:
@@ -72,14 +75,17 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
 
 def total_usage(job: InferenceJob, usage: Usage) -> Usage:
     """Usage of the whole job as reported to the client: that of the last attempt plus the output before it and the GPU
-    time of a prefill elsewhere."""
+    time of a prefill elsewhere.
+
+    A later attempt finds what earlier ones have computed. Only what the first one found cached is reported.
+    """
     if job.prefill is not None and job.prefill.gpu_seconds:
         usage = replace(usage, gpu_seconds=(usage.gpu_seconds or 0.0) + job.prefill.gpu_seconds)
     if job.resume_point is None:
         return usage
     before = len(job.resume_point.output_ids)
     prompt = len(job.resume_point.prompt_ids)
-    return Usage(prompt, min(usage.cached_tokens, prompt), usage.output_tokens + before, usage.gpu_seconds)
+    return Usage(prompt, min(job.resume_point.cached_tokens, prompt), usage.output_tokens + before, usage.gpu_seconds)
 
 
 def _remaining_footprint(job: InferenceJob, resume_point: ResumePoint) -> Footprint:

@@ -25,6 +25,8 @@ SWEEP_S = 10.0
 SWEEP_SHARE = 0.1
 """Greatest share of the time that is spent on sweeping. With many unfinished jobs sweeps are further apart."""
 PAGE = 500
+MAX_ADDING = 10_000
+"""Jobs that wait for the answer of the queue. Further ones wait for a sweep, in the database."""
 WAKE_S = 1.0
 """Interval at which callbacks are looked for, of jobs that other gateways have ended."""
 
@@ -83,6 +85,8 @@ class QueuedJobs:
 
     def add(self, job: AsyncJob) -> None:
         """Queue a job that is in the database. Where the queue does not answer, a sweep adds it."""
+        if len(self._new) >= MAX_ADDING:
+            return
         self._new.append(_new_work(job))
         if self._adding is None:
             self._adding = self._spawn(self._add_all())

@@ -27,7 +27,8 @@ COMPILE_TIMEOUT_S = 10.0
 NOT_STARTED = "the engine compiles other grammars"
 _MAX_CACHED = 256
 _MAX_ERROR_CHARS = 200
-_THREADS = 2
+_THREADS = 8
+"""Each compiles one grammar: this many slow ones at a time delay no other call."""
 # llguidance recurses along chains of references and rules. The usual 8 MiB are too few for some thousands of them.
 _STACK_BYTES = 256 << 20
 _PLACE = re.compile(r"^at \d+\(\d+\): ")

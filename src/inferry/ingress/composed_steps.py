@@ -1,6 +1,7 @@
 """Headers and caller of the steps of composed models."""
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 
 import msgspec
 
@@ -12,6 +13,8 @@ from inferry.ingress.headers import identifier
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY
 from inferry.ingress.job_ids import COMPOSED, JOB_ID
 
+MAX_IDENTIFIER_CHARS = 256
+_KEPT_BYTES = 200
 DEADLINE = b"x-inferry-deadline-ms"
 FORWARDED_PATH = b":path"
 """The path so far, in the headers of a request that a composed model has forwarded. No client can send this name."""
@@ -49,11 +52,11 @@ def step_headers(
     left_ms: int | None,
 ) -> dict[bytes, bytes]:
     """The client's headers with the run, the step, what is left of the deadline, and the name for the ledger."""
-    headers = {**own, COMPOSED: f"{name}/{stage}".encode(), _STEP: f"{run.step_id}/{stage}".encode()[:256]}
+    headers = {**own, COMPOSED: f"{name}/{stage}".encode(), _STEP: _joined(run.step_id, stage)}
     if run.run_id == call_id:
         headers[_RUN] = call_id.encode()
     if (key := identifier(own, IDEMPOTENCY_KEY)) is not None:
-        headers[IDEMPOTENCY_KEY] = f"{key}/{stage}".encode()[:256]
+        headers[IDEMPOTENCY_KEY] = _joined(key, stage)
     if (job_id := own.get(JOB_ID)) is not None:
         headers[JOB_ID] = b"%b-%b" % (job_id, stage.encode())
     if lane is not None:
@@ -65,6 +68,14 @@ def step_headers(
     else:
         headers[DEADLINE] = b"%d" % left_ms
     return headers
+
+
+def _joined(name: str, stage: str) -> bytes:
+    """An identifier of the stage. Where it would be too long, a hash keeps it apart from others."""
+    joined = f"{name}/{stage}".encode()
+    if len(joined) <= MAX_IDENTIFIER_CHARS:
+        return joined
+    return joined[:_KEPT_BYTES] + b"~" + blake2b(joined, digest_size=16).hexdigest().encode()
 
 
 def with_all_models(caller: Caller) -> Caller:

@@ -49,21 +49,26 @@ class Gauge(NamedTuple):
 
 
 class Increase(NamedTuple):
-    """How much a counter, or the number of values of a histogram, rose over a window."""
+    """How much a counter, or the number of values of a histogram, rose over a window.
+
+    `ago_s`: the window ended this long ago; for histograms only.
+    """
 
     name: str
     window_s: float
     by: tuple[str, ...] = ()
     of_histogram: bool = False
+    ago_s: float = 0.0
 
     def promql(self) -> str:
         name = f"{self.name}_count" if self.of_histogram else self.name
-        return f"sum{_by(self.by)} (increase({name}[{duration(self.window_s)}]))"
+        offset = f" offset {duration(self.ago_s)}" if self.ago_s else ""
+        return f"sum{_by(self.by)} (increase({name}[{duration(self.window_s)}]{offset}))"
 
     def evaluate(self, history: MetricHistory) -> Vector:
         if not self.of_histogram:
             return history.increase_by(self.name, self.window_s, self.by)
-        found = history.buckets_by(self.name, self.window_s, self.by)
+        found = history.buckets_by(self.name, self.window_s, self.by, ago_s=self.ago_s)
         return {labels: float(buckets[-1]) for labels, (_, buckets) in found.items()}
 
 

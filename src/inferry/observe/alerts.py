@@ -82,7 +82,10 @@ def _latency_drift(threshold: float) -> Expression:
     name, by = "inferry_time_to_first_token_seconds", ("lane",)
     before = Quantile(0.95, name, BASELINE_S, by, ago_s=LATENCY_WINDOW_S)
     drifted = Compared(Quantile(0.95, name, LATENCY_WINDOW_S, by), ">", Scaled(threshold, before))
-    return Both(drifted, Compared(Increase(name, LATENCY_WINDOW_S, by, of_histogram=True), ">", MIN_FIRST_TOKENS), by)
+    now = Compared(Increase(name, LATENCY_WINDOW_S, by, of_histogram=True), ">", MIN_FIRST_TOKENS)
+    # A gateway that has just started has a few fast calls behind it: its older history must have enough.
+    older = Increase(name, BASELINE_S / 2, by, of_histogram=True, ago_s=LATENCY_WINDOW_S + BASELINE_S / 2)
+    return Both(Both(drifted, now, by), Compared(older, ">", MIN_FIRST_TOKENS), by)
 
 
 ALERT_RULES: tuple[AlertRule, ...] = (

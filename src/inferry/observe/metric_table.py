@@ -141,6 +141,11 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "Tokens used by engines beyond a budget's leases that could not be charged to it.",
     ),
     MetricSpec(
+        "inferry_budget_overrun_cost_total",
+        "counter",
+        "Cost beyond a budget's leases that could not be charged to it, in units of the currency.",
+    ),
+    MetricSpec(
         "inferry_budget_burn_ratio",
         "gauge",
         "Highest ratio of spent part of a ceiling to elapsed part of its day or month, over all tenants and keys; "

@@ -169,7 +169,11 @@ def _models(graph: Graph) -> Iterator[str]:
 
 
 def _last_user_text(raw: Raw) -> str:
-    for message in reversed(_messages.decode(raw)):
+    try:
+        messages = _messages.decode(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"`messages`: {error}", param="messages") from None
+    for message in reversed(messages):
         if message.role == "user" and message.content is not None:
             if isinstance(message.content, str):
                 return message.content

@@ -95,7 +95,7 @@ def hash_system_prompt(text: str) -> str:
 def last_user_content(fields: Mapping[str, Raw]) -> Any:
     """What a classifier reads: the content of the last message of a user, or the prompt. None where there is none."""
     if "messages" in fields:
-        messages = msgspec.json.decode(fields["messages"])
+        messages = [one for one in msgspec.json.decode(fields["messages"]) if isinstance(one, dict)]
         return next((one.get("content") for one in reversed(messages) if one.get("role") == "user"), None)
     prompt = msgspec.json.decode(fields["prompt"]) if "prompt" in fields else None
     return prompt if isinstance(prompt, str) else None
@@ -106,7 +106,7 @@ def _system_hash(fields: Mapping[str, Raw]) -> str | None:
         return None
     messages: list[dict[str, Any]] = msgspec.json.decode(fields["messages"])
     first = messages[0] if messages else {}
-    if first.get("role") not in ("system", "developer"):
+    if not isinstance(first, dict) or first.get("role") not in ("system", "developer"):
         return None
     content = first.get("content")
     if isinstance(content, list):

@@ -76,6 +76,8 @@ class Sessions:
             return None
         tree = self._tree_of(job)
         tree.jobs += 1
+        if tree.home is not None and tree.home.worker not in workers:
+            self._leave(tree)  # a call of another model: its workers keep nothing of the run
         known, idle_since = tree.tokens_by_run.get(job.run_id, 0), tree.idle_since
         if not known:
             known, idle_since = self._departed.pop((job.tenant, job.run_id), (0, 0.0))

@@ -5,9 +5,9 @@ Engines cannot check who sends, so the owner does: a plan is sent only while its
 
 from collections.abc import Callable, Iterable, Sequence
 
-from inferry.domain.errors import WorkerUnreachable
+from inferry.domain.errors import NOT_OWNER, WorkerUnreachable
 from inferry.domain.plans import BatchPlan
-from inferry.domain.ports import AdapterHost, Emit, ModelCard, RunKeeper, TokenCounter, Worker
+from inferry.domain.ports import AdapterHost, Emit, ModelCard, RunKeeper, SendGuard, TokenCounter, Worker
 from inferry.domain.streams import Failed
 from inferry.domain.workers import WorkerView
 
@@ -18,6 +18,8 @@ class LeasedWorker:
     def __init__(self, worker: Worker, may_send: Callable[[], bool]) -> None:
         self._worker = worker
         self.may_send = may_send
+        if isinstance(worker, SendGuard):
+            worker.may_send = may_send  # it may wait for a connection between the plan and its first byte
 
     @property
     def name(self) -> str:
@@ -37,7 +39,7 @@ class LeasedWorker:
             await self._worker.run(plan, emit)
             return
         for job in plan.jobs:
-            emit(Failed(job.job_id, WorkerUnreachable("this process no longer owns the worker")))
+            emit(Failed(job.job_id, WorkerUnreachable(NOT_OWNER)))
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
         return await self._worker.cancel(job_ids)

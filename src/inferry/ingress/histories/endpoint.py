@@ -87,7 +87,7 @@ class LongChat(DeferredRequest):
         fields = _fields_decoder.decode(decoded.body)
         messages = _messages_decoder.decode(fields["messages"])
         ids = prefix_ids(caller.tenant.name, card.name, messages)
-        summary = self._summaries.find(ids)
+        summary = await self._summaries.find(ids, caller.tenant.name)
         body = decoded.body if summary is None else _rewritten(fields, messages, summary)
         tokens = self._tokens(body, card.name, caller)
         if tokens >= settings.threshold * context:

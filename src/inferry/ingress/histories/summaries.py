@@ -77,12 +77,17 @@ class Summaries:
         found = self._settings.get(model) or self._settings.get("*")
         return None if found is None or (found.tenants is not None and tenant not in found.tenants) else found
 
-    def find(self, ids: list[str]) -> Summary | None:
-        """The summary of the longest prefix that has one."""
+    async def find(self, ids: list[str], tenant: str) -> Summary | None:
+        """The summary of the longest prefix that has one, whose original is stored: it may have expired, or another
+        process may have deleted it.
+        """
         for id in reversed(ids):
             if (summary := self._known.get(id)) is not None:
-                self._known.move_to_end(id)
-                return summary
+                if await self._documents.get(tenant, KIND, id) is not None:
+                    if id in self._known:
+                        self._known.move_to_end(id)
+                    return summary
+                self.forget(id)
         return None
 
     def begin(

@@ -84,15 +84,26 @@ class StopSignals:
     def installed(self) -> Generator[None, None, None]:
         loop = asyncio.get_running_loop()
         handlers = {signal.SIGTERM: self.request, signal.SIGINT: self.request}
-        if self._may_upgrade is not None:
-            handlers[signal.SIGHUP] = self.request_upgrade
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
+        if self._may_upgrade is not None:
+            # A handler of the loop would end with the loop, and SIGHUP would then end the process that is replaced.
+            signal.signal(signal.SIGHUP, lambda *_: self._hangup(loop))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             yield
         finally:
+            if self.is_upgrade:
+                # The mask outlives exec: a signal waits until the next process image can handle it.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            elif self._may_upgrade is not None:
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)
             for number in handlers:
                 loop.remove_signal_handler(number)
+
+    def _hangup(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self.request_upgrade)
 
 
 @contextlib.contextmanager

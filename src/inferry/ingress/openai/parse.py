@@ -46,7 +46,9 @@ MIN_PREDICTED_TOKENS = 32
 """A job with a smaller budget is assumed to write all of it."""
 INLINE_TOKENIZE_BYTES = 8192
 """Longer prompts are tokenised off the event loop."""
-_RESUMABLE_FEATURES = frozenset({"min_p", "min_tokens", "logit_bias", "repetition_penalty", "prefill"})
+_RESUMABLE_FEATURES = frozenset(
+    {"min_p", "min_tokens", "logit_bias", "repetition_penalty", "prefill", "reasoning_effort"}
+)
 """Features, or fields of them, with the same effect when output so far becomes part of the prompt. A repetition penalty
 counts prompt and output alike; the other penalties count the output alone and are not resumable."""
 _NON_STREAMING_FEATURES = frozenset({"prompt_logprobs", "beam_search", "echo", "chat_echo"})
@@ -69,6 +71,8 @@ def parse(
     media = NO_MEDIA if isinstance(wire, CompletionRequest) else media_of(wire.messages)
     features = check_features(request, card, media)
     body = body_for(request, card)
+    if body is not request.body:
+        features.append(("reasoning_effort", "reasoning_effort"))
     tokenizer = models.tokenizer(card.name)
     constraint = None if tokenizer is None or not features else _constraint(features, body)
     call = _ParsedCall(api, wire, requested_tokens, features, constraint, body, media, headers, card, models, caller)
@@ -236,6 +240,7 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
         deadline=None if deadline_ms is None else call.now + deadline_ms / 1000,
         stream=stream,
         resume=_resume(wire, call.features, card, lane, models),
+        features=tuple([feature for feature, _ in call.features]) if call.features else (),
         repeat=parse_idempotency(headers, None if run.run_id == job_id else run.run_id, step_named),
         payload=_payload(call, lane, budget, prompt_ids, echo),
         ttft_allowance_s=models.ttft_allowance_s(

@@ -172,6 +172,7 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
         salted=is_salted,
         template_id=identifier(headers, b"x-inferry-template-id"),
         composed=composed_of(headers),
+        features=() if getattr(wire, "dimensions", None) is None else ("dimensions",),
         lane=lane,
         route=route,
         batch_key=BatchKey(route, task=request.task, group=group),

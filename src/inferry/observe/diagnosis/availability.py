@@ -13,6 +13,10 @@ def dead_worker(facts: Facts) -> Finding | None:
     """A worker is down, or loses calls."""
     broken = [worker for worker in facts.workers if not worker.drained and _is_broken(worker)]
     lost = sum(facts.errors.get(code, 0) for code in _LOST) + facts.retries
+    if not broken and lost > facts.errors.get("no_worker", 0):
+        # It was lost with its calls and is up again, too soon for its circuit breaker to open. One that was not up
+        # when the gateway started has lost none.
+        broken = [worker for worker in facts.workers if worker.up_ratio is not None and worker.up_ratio < 1.0]
     if not broken:
         failing = [one for one in facts.workers if one.traffic is not None and one.traffic.failed]
         if not failing or ratio(lost, facts.calls) < LOST_RATIO:
@@ -91,7 +95,7 @@ def _serves(worker: WorkerFacts) -> bool:
 
 def _is_back(worker: WorkerFacts) -> bool:
     """Whether the worker was taken out after failures, and serves again."""
-    return _serves(worker) and worker.opens > 0
+    return _serves(worker) and (worker.opens > 0 or (worker.up_ratio is not None and worker.up_ratio < 1.0))
 
 
 def _is_broken(worker: WorkerFacts) -> bool:

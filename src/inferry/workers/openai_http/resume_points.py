@@ -8,6 +8,7 @@ import msgspec
 
 from inferry.domain.errors import WorkerLost
 from inferry.domain.jobs import InferenceJob
+from inferry.workers.openai_http.profiles import Profile
 from inferry.workers.openai_http.server_client import ServerClient
 from inferry.workers.openai_http.settings import PromptText
 from inferry.workers.resumed_stop_strings import COMPARED_CHARS, StopMatcher, resume_stop_matcher
@@ -30,6 +31,11 @@ class ResumePoints:
         self._client = client
         self._path = path
         self._headers = headers
+
+    @classmethod
+    def of(cls, profile: Profile, client: ServerClient, headers: bytes) -> "ResumePoints | None":
+        """None where servers of the profile do not detokenize."""
+        return None if profile.detokenize_path is None else cls(client, profile.detokenize_path, headers)
 
     async def locate(self, job: InferenceJob) -> tuple[int, StopMatcher | None]:
         """The number of output ids to resume after, and a matcher for the job's stop strings from there on.

@@ -8,11 +8,11 @@ freed it is confirmed afterwards (`cancellation`).
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from inferry.domain.clock import Clock
-from inferry.domain.errors import GatewayError, NoWorker, WorkerLost, WorkerUnreachable
+from inferry.domain.errors import NOT_OWNER, GatewayError, NoWorker, WorkerLost, WorkerUnreachable
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan
@@ -57,8 +57,8 @@ class OpenAIHttpWorker:
         clock: Clock,
         lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES,
     ) -> None:
-        self._name, self._settings, self._lanes = name, settings, lanes
-        self.clock = clock
+        self._name, self._settings, self._lanes, self.clock = name, settings, lanes, clock
+        self.may_send: Callable[[], bool] = lambda: True
         self._profile = profile = settings.profile
         parents = model_parents(settings, {})
         self._set_cards(tuple(ModelCard(name=n, features=profile.features, parent=p) for n, p in parents.items()))
@@ -72,8 +72,7 @@ class OpenAIHttpWorker:
         self._server = CapabilityProbe(
             profile, ServerClient(self._http), monitor_client, keys.header(), settings.first_token_timeout_s
         )
-        path = profile.detokenize_path
-        self._resume_points = None if path is None else ResumePoints(monitor_client, path, keys.header())
+        self._resume_points = ResumePoints.of(profile, monitor_client, keys.header())
         self._salts: CacheSalts | None = None
         if settings.cache_salts and profile.cache_salts:
             secret = settings.salt_secret
@@ -316,12 +315,10 @@ class OpenAIHttpWorker:
             return
         if isinstance(call, ContinuationCall) and not self._can_continue(call):
             return
-        exhausted = self._keys.acquire(call, self._name)
-        if exhausted is not None:
+        if (exhausted := self._keys.acquire(call, self._name)) is not None:
             call.fail(exhausted)
             return
-        connection = self._http.free()
-        if connection is not None:
+        if (connection := self._http.free()) is not None:
             call.start(connection, self._requests.build(call))
         else:
             self._start(self._connect(call))
@@ -348,8 +345,9 @@ class OpenAIHttpWorker:
         task.add_done_callback(self._connecting.discard)
 
     async def _resume_at_character(self, call: ContinuationCall, resume_points: ResumePoints) -> None:
-        written, stops = await resume_points.locate(call.job)
-        call.resume_after(written, stops)
+        call.resume_after(*await resume_points.locate(call.job))
+        if not self.may_send():
+            call.fail(WorkerUnreachable(NOT_OWNER))
         self.send(call)
 
     async def _connect(self, call: Call) -> None:
@@ -359,6 +357,8 @@ class OpenAIHttpWorker:
             self._monitor.on_unreachable()
             call.fail(WorkerUnreachable(f"worker {self._name} cannot be reached: {type(error).__name__}"))
             return
+        if call.end is None and not self.may_send():
+            call.fail(WorkerUnreachable(NOT_OWNER))
         if call.end is None:
             call.start(connection, self._requests.build(call))
         else:
