@@ -88,7 +88,13 @@ class CapabilityProbe:
         self._timeout_s = timeout_s
         self.shapes = Shapes()
 
-    async def models(self) -> dict[str, ServedModel]:
+    async def models(self, configured: Sequence[str] = ()) -> dict[str, ServedModel]:
+        """The models that the server lists. One that lists others than it serves is only asked whether it is there,
+        where the configuration names its models.
+        """
+        if configured and not self._profile.lists_models:
+            await self.ping(self._timeout_s)
+            return {name: ServedModel(id=name) for name in configured}
         status, body = await self._client.get(b"/v1/models", self._authorization, self._timeout_s)
         if status != 200:
             raise WorkerLost(f"GET /v1/models returned {status}")
@@ -122,7 +128,7 @@ class CapabilityProbe:
 
     async def ping(self, timeout_s: float) -> None:
         """Return when the server has answered a cheap request, with any status."""
-        await self._monitor_client.get(b"/v1/models", self._authorization, timeout_s)
+        await self._monitor_client.get(self._profile.ping_path, self._authorization, timeout_s)
 
     async def abort(self, request_ids: Sequence[str], timeout_s: float = REQUEST_TIMEOUT_S) -> bool:
         """Abort requests by id; return whether the server supports that. It does not report which requests it had."""

@@ -111,6 +111,15 @@ def non_streaming_body(
     return memoryview(body)[: body.rindex(b"}")], extra + b"}"
 
 
+def with_max_tokens(body: bytes, default: int) -> bytes:
+    """The body with its output limit as `max_tokens`, for a server that ignores the newer name or has a default."""
+    fields = _fields_decoder.decode(body)
+    newer = _to_int(fields.pop("max_completion_tokens", None))
+    limit = newer or _to_int(fields.get("max_tokens")) or default
+    fields["max_tokens"] = Raw(b"%d" % limit)
+    return msgspec.json.encode(fields)
+
+
 def resumed_body(job: InferenceJob, resume_point: ResumePoint, max_new_tokens: int, extra: bytes) -> bytes:
     """A body for /v1/completions that continues the output so far by at most `max_new_tokens` tokens."""
     given = _fields_decoder.decode(job.payload.body)

@@ -16,6 +16,7 @@ from inferry.workers.openai_http.request_bodies import (
     request_id,
     resumed_body,
     streaming_body,
+    with_max_tokens,
 )
 from inferry.workers.openai_http.upstream_keys import UpstreamKeys
 
@@ -58,15 +59,18 @@ class RequestBuilder:
         if job.resume_point is not None:
             body = resumed_body(job, job.resume_point, self.remaining_tokens(job), more)
             return self._client.request(b"POST", PATHS["completions"], headers, body)
+        sent = payload.body
+        if profile.takes_max_tokens_only:
+            sent = with_max_tokens(sent, job.token_budget)
         if payload.non_streaming:
             whole = non_streaming_body(
-                payload.body, more, drop=profile.unsupported_fields, output_cap=payload.output_cap
+                sent, more, drop=profile.unsupported_fields, output_cap=payload.output_cap
             )
             return self._client.request(b"POST", PATHS[payload.api], headers, *whole)
         if job.resume is ResumeMode.CONTINUE and profile.can_resume:
             more += RETURN_TOKEN_IDS
         parts = streaming_body(
-            payload.body,
+            sent,
             payload.stream_fields,
             job.stream,
             more,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from inferry.domain.errors import (
     ContextLengthExceeded,
@@ -25,6 +25,7 @@ class _UpstreamError(Struct, frozen=True):
 class _ErrorBody(Struct):
     error: _UpstreamError | str = _UpstreamError()
     message: str = ""
+    detail: Raw | None = None
 
 
 def upstream_error(
@@ -33,7 +34,7 @@ def upstream_error(
     try:
         details = msgspec.json.decode(body, type=_ErrorBody)
         error = details.error if isinstance(details.error, _UpstreamError) else _UpstreamError(message=details.error)
-        message, param = error.message or details.message, error.param
+        message, param = error.message or details.message or _detail(details.detail), error.param
     except msgspec.MsgspecError:
         message, param = "", None
     except UnicodeDecodeError:
@@ -51,6 +52,11 @@ def upstream_error(
     if status in (429, 503):
         return NoWorker(f"worker {worker} is overloaded", retry_after_s=retry_after_s)
     return WorkerLost(f"worker {worker} returned {status}")
+
+
+def _detail(raw: Raw | None) -> str:
+    """The message of FastAPI's own errors: a text, or a list of what is wrong."""
+    return "" if raw is None else msgspec.json.decode(raw, type=str) if raw[:1] == b'"' else bytes(raw).decode()
 
 
 def _redact(text: str, secrets: Sequence[str]) -> str:

@@ -171,9 +171,8 @@ class OpenAIHttpWorker:
 
     def engine_facts(self) -> EngineFacts:
         """The engine's settings as far as they are known, for `advice`."""
-        capacity, view = self._settings.capacity, self.view()
+        capacity, view, is_probed = self._settings.capacity, self.view(), self._is_started
         estimate = None if self._poller is None else self._poller.estimate
-        is_probed = self._is_started
         return EngineFacts(
             worker=self._name,
             kind=self._profile.kind,
@@ -187,6 +186,7 @@ class OpenAIHttpWorker:
             has_metrics=self._poller is not None if is_probed and self._settings.profile.metrics is not None else None,
             supports_priority=bool(self._priorities) if is_probed and self._settings.wants_priorities else None,
             reports_cached=self._reports_cached,
+            shares_cache=self._settings.shares_cache,
         )
 
     # -- start -------------------------------------------------------------------------------------------------------
@@ -194,14 +194,14 @@ class OpenAIHttpWorker:
     async def start(self) -> None:
         """Ask the server for its models, their context lengths, and its capabilities."""
         settings = self._settings
-        listed = await self._server.models()
+        listed = await self._server.models(settings.models)
         parents = model_parents(settings, listed)
         missing = [name for name in parents if name not in listed]
         if missing:
             log.warning("worker %s does not list the models %s", self._name, ", ".join(missing))
         tasks = settings.tasks or await self._server.tasks(list(parents))
         await self._detect_capabilities(next(iter(parents), None) if Task.GENERATE in tasks else None)
-        self._set_cards(model_cards(parents, listed, self._profile, settings.media_tokens, tasks))
+        self._set_cards(model_cards(parents, listed, self._profile, settings, tasks))
         contexts = {card.name: card.context_tokens for card in self._cards}
         self._requests = RequestBuilder(self._http, self._keys, self._profile, self._salts, self._priorities, contexts)
         self._is_started = True
