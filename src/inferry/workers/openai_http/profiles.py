@@ -50,6 +50,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     detected, except for a hosted API.
     `fields`: the only request fields that have the effect they name, where a server ignores others in silence; with
     them, prompts are text. `takes_max_tokens_only`: needs an output limit with every call, under that name.
+    `plain_messages`: takes messages of text, from the system, the user and the assistant. `refuses_silently`: ends a
+    stream that it refuses without an event.
     `lists_models`: /v1/models lists what is served. `ping_path`: a cheap page that does not wait for the engine.
     """
 
@@ -69,6 +71,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     tasks: frozenset[Task] = GENERATES
     fields: frozenset[str] | None = None
     takes_max_tokens_only: bool = False
+    plain_messages: bool = False
+    refuses_silently: bool = False
     lists_models: bool = True
     ping_path: bytes = b"/v1/models"
 
@@ -168,6 +172,8 @@ LLAMACPP = Profile(
     # The engine has a repetition penalty under another name and with another default.
     fields=(_PLAIN_FIELDS | _UNSENT_FIELDS | _LLAMACPP_FIELDS) - {"repetition_penalty"},
     takes_max_tokens_only=True,
+    plain_messages=True,
+    refuses_silently=True,
     ping_path=b"/health",  # answered with 404, while /v1/models waits for the running call, or interrupts it
 )
 

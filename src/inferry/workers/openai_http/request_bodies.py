@@ -1,6 +1,7 @@
 """Request bodies for the server: the client's body with added fields, or a continuation from token ids."""
 
 import hashlib
+import os
 from collections.abc import Set
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import Raw
 
 from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.lanes import Lane
-from inferry.workers.openai_http.settings import ChoicesOption, TokenIdsOption
+from inferry.workers.openai_http.settings import ChoicesOption, TextPart, TokenIdsOption
 
 PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
 """Lower is first. Sent with every call, so that a client's own value is overridden."""
@@ -31,6 +32,8 @@ NOT_RESUMABLE_FIELDS = (
 OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 """Fields for the output limit, which a budget overrides."""
 
+STREAM_FIELDS = frozenset({"stream", "stream_options"})
+
 MAX_SALTS = 10_000
 
 _STREAM = b',"stream":true}'
@@ -38,6 +41,7 @@ _STREAM_AND_USAGE = b',"stream":true,"stream_options":{"include_usage":true}}'
 _USAGE = b',"stream_options":{"include_usage":true}}'
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+_messages_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
 _token_ids_option_decoder = msgspec.json.Decoder(TokenIdsOption)
@@ -50,6 +54,11 @@ class CacheSalts:
     def __init__(self, secret: bytes) -> None:
         self._key = hashlib.blake2b(secret, digest_size=32).digest()
         self._cache: dict[str, bytes] = {}
+
+    @classmethod
+    def from_secret(cls, secret: str | None) -> "CacheSalts":
+        """Without a secret, salts that no other process makes."""
+        return cls(os.urandom(32) if secret is None else secret.encode())
 
     def field(self, tenant: str, own: str | None = None) -> bytes:
         """The salt as a field after a comma. The client's `own` salt separates the tenant's caches further."""
@@ -117,6 +126,21 @@ def with_max_tokens(body: bytes, default: int) -> bytes:
     newer = _to_int(fields.pop("max_completion_tokens", None))
     limit = newer or _to_int(fields.get("max_tokens")) or default
     fields["max_tokens"] = Raw(b"%d" % limit)
+    return msgspec.json.encode(fields)
+
+
+def with_plain_messages(body: bytes) -> bytes:
+    """The body of a chat with contents as text and without the role `developer`, which some servers do not know."""
+    fields = _fields_decoder.decode(body)
+    messages = _messages_decoder.decode(fields["messages"])
+    for message in messages:
+        if bytes(message["role"]) == b'"developer"':
+            message["role"] = Raw(b'"system"')
+        content = message.get("content")
+        if content is not None and content[:1] == b"[":
+            parts = msgspec.json.decode(content, type=list[TextPart])
+            message["content"] = Raw(msgspec.json.encode("".join(part.text for part in parts)))
+    fields["messages"] = Raw(msgspec.json.encode(messages))
     return msgspec.json.encode(fields)
 
 

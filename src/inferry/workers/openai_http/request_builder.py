@@ -10,6 +10,7 @@ from inferry.workers.openai_http.capability_probe import PATHS
 from inferry.workers.openai_http.profiles import Profile
 from inferry.workers.openai_http.request_bodies import (
     RETURN_TOKEN_IDS,
+    STREAM_FIELDS,
     CacheSalts,
     non_streaming_body,
     remaining_tokens,
@@ -17,7 +18,9 @@ from inferry.workers.openai_http.request_bodies import (
     resumed_body,
     streaming_body,
     with_max_tokens,
+    with_plain_messages,
 )
+from inferry.workers.openai_http.silent_refusals import SilentRefusalCall
 from inferry.workers.openai_http.upstream_keys import UpstreamKeys
 
 
@@ -60,12 +63,15 @@ class RequestBuilder:
             body = resumed_body(job, job.resume_point, self.remaining_tokens(job), more)
             return self._client.request(b"POST", PATHS["completions"], headers, body)
         sent = payload.body
+        if profile.plain_messages and payload.api == "chat":
+            sent = with_plain_messages(sent)
         if profile.takes_max_tokens_only:
             sent = with_max_tokens(sent, job.token_budget)
+            if isinstance(call, SilentRefusalCall) and call.asks_why:
+                asked = non_streaming_body(sent, more, drop=profile.unsupported_fields | STREAM_FIELDS, output_cap=1)
+                return self._client.request(b"POST", PATHS[payload.api], headers, *asked)
         if payload.non_streaming:
-            whole = non_streaming_body(
-                sent, more, drop=profile.unsupported_fields, output_cap=payload.output_cap
-            )
+            whole = non_streaming_body(sent, more, drop=profile.unsupported_fields, output_cap=payload.output_cap)
             return self._client.request(b"POST", PATHS[payload.api], headers, *whole)
         if job.resume is ResumeMode.CONTINUE and profile.can_resume:
             more += RETURN_TOKEN_IDS

@@ -68,5 +68,9 @@ class ChoicesOption(Struct):
     n: int | None = None
 
 
+class TextPart(Struct):
+    text: str = ""
+
+
 class PromptText(Struct):
     prompt: str

@@ -1,5 +1,6 @@
 """Error responses of a server to GatewayErrors. Its message is forwarded only where it concerns the request."""
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,8 @@ from inferry.domain.errors import (
 )
 
 MAX_MESSAGE_CHARS = 1000
+_VALIDATION_ERRORS = re.compile(r"\d+ validation errors?\b")
+"""What pydantic finds wrong with a request. llama-cpp-python's server calls it an internal error."""
 
 
 class _UpstreamError(Struct, frozen=True):
@@ -49,6 +52,8 @@ def upstream_error(
         if "context length" in message:
             return ContextLengthExceeded(text, param=param)
         return InvalidRequest(text, param=param)
+    if status == 500 and _VALIDATION_ERRORS.match(message):
+        return InvalidRequest(f"worker {worker} refused the request as invalid")
     if status in (429, 503):
         return NoWorker(f"worker {worker} is overloaded", retry_after_s=retry_after_s)
     return WorkerLost(f"worker {worker} returned {status}")

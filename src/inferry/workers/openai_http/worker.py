@@ -1,4 +1,4 @@
-"""A worker behind HTTP: vLLM, SGLang, TGI, TensorRT-LLM, a hosted API, or any other OpenAI-compatible server.
+"""A worker behind HTTP: an engine's server with the OpenAI API, or a hosted API.
 
 Calls are streamed upstream where the API can stream them. Events are forwarded as bytes and scanned only for tokens and
 ends. The profile says what a server can do beyond the plain API. A cancelled job ends at once; whether the engine has
@@ -7,7 +7,6 @@ freed it is confirmed afterwards (`cancellation`).
 
 import asyncio
 import logging
-import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +38,7 @@ from inferry.workers.openai_http.served_models import model_cards, model_parents
 from inferry.workers.openai_http.server_client import ServerClient
 from inferry.workers.openai_http.server_monitor import ServerMonitor
 from inferry.workers.openai_http.settings import EngineSteps, HttpWorkerSettings
+from inferry.workers.openai_http.silent_refusals import SilentRefusalCall
 from inferry.workers.openai_http.upstream_errors import upstream_error
 from inferry.workers.openai_http.upstream_keys import UpstreamKeys
 from inferry.workers.plan_completion import PlanCompletion
@@ -73,10 +73,8 @@ class OpenAIHttpWorker:
         )
         path = profile.detokenize_path
         self._resume_points = None if path is None else ResumePoints(monitor_client, path, keys.header())
-        self._salts: CacheSalts | None = None
-        if settings.cache_salts and profile.cache_salts:
-            secret = settings.salt_secret
-            self._salts = CacheSalts(os.urandom(32) if secret is None else secret.encode())
+        salted = settings.cache_salts and profile.cache_salts
+        self._salts = CacheSalts.from_secret(settings.salt_secret) if salted else None
         self._priorities: dict[Lane, bytes] = {}
         self._requests = RequestBuilder(self._http, keys, profile, self._salts, {}, {})
         self._is_started = False
@@ -305,6 +303,8 @@ class OpenAIHttpWorker:
             return ContinuationCall(job, emit, completion, self)
         if job.payload.non_streaming:
             return NonStreamingCall(job, emit, completion, self)
+        if self._profile.refuses_silently:
+            return SilentRefusalCall(job, emit, completion, self)
         trace_tokens = job.resume is ResumeMode.CONTINUE and self._profile.can_resume
         return Call(job, emit, completion, self, trace_tokens=trace_tokens)
 
