@@ -166,11 +166,11 @@ def test_a_worker_is_ready_after_its_start_and_names_its_models(setup: WorkerSet
 def test_a_prompt_that_is_too_long_fails_alone(setup: WorkerSetup) -> None:
     if setup.context is None:
         pytest.skip("its contexts have no end")
-    jobs = [setup.call("long", prompt=(30,) * (setup.context + 100)), setup.call("short")]
+    jobs = [setup.call("long", prompt=(30, 21) * setup.context), setup.call("short")]
     received = setup.run(receive(setup.worker, *jobs))
     assert isinstance(received.failed("long").error, ContextLengthExceeded | InvalidRequest)
     assert not received.deltas["long"]
-    assert received.done("short").usage.output_tokens == 8
+    assert setup.wrote(received.done("short"), 8)
 
 
 # -- cancelling ------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_cancelled_job_ends_once_and_its_neighbours_continue(setup: WorkerSetu
     received, freed = setup.run(scenario())
     assert freed == ({"gone"} if setup.confirms else frozenset())
     assert isinstance(received.failed("gone").error, ClientClosed)
-    assert received.done("stays").usage.output_tokens == 12
+    assert setup.wrote(received.done("stays"), 12)
 
 
 @pytest.mark.parametrize("companions", [0, 2])

@@ -18,6 +18,7 @@ from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ports import Worker
 from inferry.domain.routes import Task
+from inferry.domain.streams import Done
 from inferry.domain.workers import Capacity
 from inferry.engine.config import EngineConfig
 from inferry.engine.tokenizer import HfTokenizer
@@ -89,6 +90,11 @@ class WorkerSetup:
 
     def call(self, job_id: str, **more: Any) -> InferenceJob:
         return a_call(job_id, **more) if self._tokenizer is None else a_text_call(self._tokenizer, job_id, **more)
+
+    def wrote(self, done: Done, tokens: int) -> bool:
+        """Whether the job has that many tokens. Without usage they are counted by events, which may join some."""
+        counted = done.usage.output_tokens
+        return counted == tokens if self.reports_usage else 1 <= counted <= tokens
 
     def prompt_tokens(self, prompt: tuple[int, ...]) -> int:
         """What the engine counts for a prompt of these ids."""

@@ -51,7 +51,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     `fields`: the only request fields that have the effect they name, where a server ignores others in silence; with
     them, prompts are text. `takes_max_tokens_only`: needs an output limit with every call, under that name.
     `plain_messages`: takes messages of text, from the system, the user and the assistant. `refuses_silently`: ends a
-    stream that it refuses without an event.
+    stream that it refuses without an event. `takes_request_ids`: takes any text as a request's id.
     `lists_models`: /v1/models lists what is served. `ping_path`: a cheap page that does not wait for the engine.
     """
 
@@ -73,6 +73,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     takes_max_tokens_only: bool = False
     plain_messages: bool = False
     refuses_silently: bool = False
+    takes_request_ids: bool = True
     lists_models: bool = True
     ping_path: bytes = b"/v1/models"
 
@@ -174,6 +175,7 @@ LLAMACPP = Profile(
     takes_max_tokens_only=True,
     plain_messages=True,
     refuses_silently=True,
+    takes_request_ids=False,  # an id that is no UUID is refused
     ping_path=b"/health",  # answered with 404, while /v1/models waits for the running call, or interrupts it
 )
 

@@ -53,7 +53,9 @@ class RequestBuilder:
     def build(self, call: Call) -> Request:
         job, profile = call.job, self._profile
         payload = job.payload
-        headers = b"x-request-id: %b\r\n%b" % (request_id(job).encode(), self._keys.header(call.key))
+        headers = self._keys.header(call.key)
+        if profile.takes_request_ids:
+            headers = b"x-request-id: %b\r\n%b" % (request_id(job).encode(), headers)
         if job.trace is not None:
             headers += job.trace.headers(job.attempt)
         more = self._priorities.get(job.lane, b"")
