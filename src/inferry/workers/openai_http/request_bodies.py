@@ -136,10 +136,11 @@ def with_plain_messages(body: bytes) -> bytes:
     for message in messages:
         if bytes(message["role"]) == b'"developer"':
             message["role"] = Raw(b'"system"')
-        content = message.get("content")
-        if content is not None and content[:1] == b"[":
+        content = bytes(message.get("content", b""))
+        if content.startswith(b"["):
             parts = msgspec.json.decode(content, type=list[TextPart])
-            message["content"] = Raw(msgspec.json.encode("".join(part.text for part in parts)))
+            if all(part.type == "text" for part in parts):
+                message["content"] = Raw(msgspec.json.encode("".join(part.text for part in parts)))
     fields["messages"] = Raw(msgspec.json.encode(messages))
     return msgspec.json.encode(fields)
 

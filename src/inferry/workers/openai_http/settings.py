@@ -69,6 +69,7 @@ class ChoicesOption(Struct):
 
 
 class TextPart(Struct):
+    type: str = ""
     text: str = ""
 
 

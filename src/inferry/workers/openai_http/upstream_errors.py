@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from inferry.domain.errors import (
     ContextLengthExceeded,
@@ -28,7 +28,7 @@ class _UpstreamError(Struct, frozen=True):
 class _ErrorBody(Struct):
     error: _UpstreamError | str = _UpstreamError()
     message: str = ""
-    detail: Raw | None = None
+    detail: object = ""
 
 
 def upstream_error(
@@ -59,9 +59,9 @@ def upstream_error(
     return WorkerLost(f"worker {worker} returned {status}")
 
 
-def _detail(raw: Raw | None) -> str:
+def _detail(found: object) -> str:
     """The message of FastAPI's own errors: a text, or a list of what is wrong."""
-    return "" if raw is None else msgspec.json.decode(raw, type=str) if raw[:1] == b'"' else bytes(raw).decode()
+    return found if isinstance(found, str) else msgspec.json.encode(found).decode()
 
 
 def _redact(text: str, secrets: Sequence[str]) -> str:
