@@ -212,6 +212,19 @@ def test_a_probe_does_not_wait_for_the_engine(profile: Profile) -> None:
     run(scenario())
 
 
+def test_a_server_that_may_ignore_salts_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            for owner, expected in (("vllm", 0), ("me", 1)):
+                up.owner = owner
+                done(await ran(up))
+                assert sum("if it ignores `cache_salt`" in record.message for record in caplog.records) == expected
+            done(await ran(up, cache_salts=False))
+            assert sum("if it ignores `cache_salt`" in record.message for record in caplog.records) == 1
+
+    run(scenario())
+
+
 def test_a_shared_cache_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with Upstream() as up:

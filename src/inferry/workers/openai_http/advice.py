@@ -34,6 +34,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     supports_priority: bool | None = None
     reports_cached: bool | None = None
     shares_cache: bool = False
+    may_ignore_salts: bool = False
 
 
 def advice(facts: EngineFacts, lanes: Mapping[Lane, LanePolicy]) -> list[str]:
@@ -113,6 +114,11 @@ def _capability_messages(facts: EngineFacts) -> list[str | None]:
         messages.append(
             "tenants share its prefix cache (isolation: none): the time to a first token can reveal what another "
             "tenant asked"
+        )
+    if facts.may_ignore_salts:
+        messages.append(
+            "the server does not call itself vLLM; if it ignores `cache_salt`, tenants share its prefix cache: use the "
+            "kind of the server"
         )
     if facts.has_metrics is False:
         hint = " (start it with --enable-metrics)" if facts.kind == "sglang" else ""

@@ -41,6 +41,7 @@ class ServedModel(Struct):
     max_model_len: int | None = None
     created: int = 0
     parent: str | None = None
+    owned_by: str | None = None
 
 
 class _ModelList(Struct):
@@ -87,6 +88,7 @@ class CapabilityProbe:
         self._authorization = authorization
         self._timeout_s = timeout_s
         self.shapes = Shapes()
+        self.is_other_than_vllm = False
 
     async def models(self, configured: Sequence[str] = ()) -> dict[str, ServedModel]:
         """The models that the server lists. One that lists others than it serves is only asked whether it is there,
@@ -99,9 +101,11 @@ class CapabilityProbe:
         if status != 200:
             raise WorkerLost(f"GET /v1/models returned {status}")
         try:
-            return {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
+            listed = msgspec.json.decode(body, type=_ModelList).data
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise WorkerLost("GET /v1/models returned no list of models") from None
+        self.is_other_than_vllm = bool(listed) and all(one.owned_by != "vllm" for one in listed)
+        return {one.id: one for one in listed}
 
     async def tasks(self, models: Sequence[str]) -> frozenset[Task]:
         """What the server does with its models. The first one is asked for an embedding and a score, because a server

@@ -1,8 +1,7 @@
 """A worker behind HTTP: an engine's server with the OpenAI API, or a hosted API.
 
 Calls are streamed upstream where the API can stream them. Events are forwarded as bytes and scanned only for tokens and
-ends. The profile says what a server can do beyond the plain API. A cancelled job ends at once; whether the engine has
-freed it is confirmed afterwards (`cancellation`).
+ends. A cancelled job ends at once; whether the engine has freed it is confirmed afterwards (`cancellation`).
 """
 
 import asyncio
@@ -73,8 +72,8 @@ class OpenAIHttpWorker:
         )
         path = profile.detokenize_path
         self._resume_points = None if path is None else ResumePoints(monitor_client, path, keys.header())
-        salted = settings.cache_salts and profile.cache_salts
-        self._salts = CacheSalts.from_secret(settings.salt_secret) if salted else None
+        is_salted = settings.cache_salts and profile.cache_salts
+        self._salts = CacheSalts.from_secret(settings.salt_secret) if is_salted else None
         self._priorities: dict[Lane, bytes] = {}
         self._requests = RequestBuilder(self._http, keys, profile, self._salts, {}, {})
         self._is_started = False
@@ -185,6 +184,7 @@ class OpenAIHttpWorker:
             supports_priority=bool(self._priorities) if is_probed and self._settings.wants_priorities else None,
             reports_cached=self._reports_cached,
             shares_cache=self._settings.shares_cache,
+            may_ignore_salts=self._salts is not None and self._server.is_other_than_vllm,
         )
 
     # -- start -------------------------------------------------------------------------------------------------------
