@@ -7,6 +7,8 @@ CONFIG ?=
 COMPILED ?= 1
 VENV := .venv
 VLLM_VENV ?= .venv-vllm
+TRANSFORMERS_VENV ?= .venv-transformers
+LLAMACPP_VENV ?= .venv-llamacpp
 export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 NODE_CLIENTS := tests/clients/node_modules/.installed
@@ -18,7 +20,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos lease-schedules image-steps clean clients chromium test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos lease-schedules image-steps clean clients chromium test-vllm venv-vllm test-engines venv-engines venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +38,8 @@ help:
 	@echo "make image-steps  the commands of the Dockerfile's build stage, in a scratch directory (minutes)"
 	@echo "make docs    regenerate the reference pages, alert rules and Grafana dashboards"
 	@echo "make test-vllm  worker contract, failover, cancellation and vLLM's own endpoints, with real vLLM on the CPU (VLLM_VENV)"
+	@echo "make test-engines  worker contract and gateway before transformers serve and llama-cpp-python's server, on the CPU"
+	@echo "make venv-engines  both engines, each in its own virtual environment (TRANSFORMERS_VENV, LLAMACPP_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
 	@echo "make venv-peers other gateways, for comparison in BENCH=path (PEERS)"
 	@echo "make clients  Claude Code, Codex and the Vercel AI SDK from npm, for their tests (700 MB); make test does this"
@@ -104,7 +108,7 @@ check: $(VENV)/.installed-dev
 # the hot path once more as plain Python.
 test: $(VENV)/.installed-dev $(NODE_CLIENTS) $(PROMTOOL) $(REDIS) chromium
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
-	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
+	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not engines and not plain'
 	$(PYTEST) -m 'plain or both'
 
 test-busy: $(VENV)/.installed-dev
@@ -118,6 +122,13 @@ venv-vllm:
 
 test-vllm: $(VENV)/.installed-dev venv-vllm compiled
 	PYTHONPATH=$(CURDIR)/build/compiled VLLM_VENV=$(VLLM_VENV) $(BIN)/pytest -q -m vllm tests/contracts tests/vllm
+
+venv-engines:
+	@PYTHON=$(PYTHON) scripts/install_engines.sh $(TRANSFORMERS_VENV) $(LLAMACPP_VENV)
+
+test-engines: $(VENV)/.installed-dev venv-engines compiled
+	PYTHONPATH=$(CURDIR)/build/compiled TRANSFORMERS_VENV=$(TRANSFORMERS_VENV) LLAMACPP_VENV=$(LLAMACPP_VENV) \
+	  $(BIN)/pytest -q -m engines tests/contracts tests/engines
 
 # They need other versions of the same packages, so they have their own environment.
 venv-peers:
@@ -165,4 +176,4 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.cli.deploy_files
 
 clean:
-	rm -rf build tests/clients/node_modules $(VENV) .venv-vllm .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build tests/clients/node_modules $(VENV) .venv-vllm .venv-transformers .venv-llamacpp .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

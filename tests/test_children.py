@@ -16,12 +16,13 @@ from support.children import TESTS, environment, import_the_same_tree
 WHERE = "import inferry, inferry.scheduling.scheduler as s; print(inferry.__file__, s.__file__)"
 OTHER_INTERPRETERS = {
     "support/node_clients.py",
-    "support/vllm_server.py",
+    "support/engine_process.py",
+    "support/other_engines.py",
     "workers/test_vllm_in_process.py",
     "mutants/run.py",
     "deploy/dockerfile.py",
 }
-"""These run Node.js, vLLM's Python, one without any environment, or trees that are changed on purpose."""
+"""These run Node.js, the Python of an engine, one without any environment, or trees that are changed on purpose."""
 
 
 def here() -> str:

@@ -78,18 +78,13 @@ def test_a_worker_is_built_from_its_kind() -> None:
 
 @pytest.mark.parametrize("kind", HTTP_KINDS, ids=lambda kind: str(kind.__struct_config__.tag))
 def test_every_kind_over_http_takes_the_keys_they_have_in_common(kind: type[HttpWorkerConfig]) -> None:
-    raw = {**VLLM, "kind": kind.__struct_config__.tag, "max_sequences": 7, "inter_token_timeout_s": 3}
+    raw = {**VLLM, "kind": kind.__struct_config__.tag, "max_sequences": 7, "inter_token_timeout_s": 3, "pool": "a"}
     (worker,) = parse({"workers": [raw]}).workers
-    assert worker == kind(name="gpu-a", url="http://10.0.0.5:8000", max_sequences=7, inter_token_timeout_s=3)
+    assert worker == kind(name="gpu-a", url="http://10.0.0.5:8000", max_sequences=7, inter_token_timeout_s=3, pool="a")
     assert "workers[0].inter_token_timeout_s must be above 0" in error_of(
         {"workers": [{**raw, "inter_token_timeout_s": 0}]}
     )
     assert "workers[0].url must be of the form" in error_of({"workers": [{**raw, "url": "10.0.0.5"}]})
-
-
-def test_kinds_without_cache_salts_have_no_isolation_key() -> None:
-    message = error_of({"workers": [{**VLLM, "kind": "tgi", "isolation": "salt"}]})
-    assert "unknown key `workers[0].isolation`" in message
 
 
 def test_a_batch_api_requires_the_names_of_its_models() -> None:

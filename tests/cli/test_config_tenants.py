@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from inferry.cli.config.loader import dump, parse
 from inferry.cli.config.schema import ConfigError
 from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, exposure_error
+from inferry.cli.config.workers import HTTP_KINDS, UnsaltedWorkerConfig
 from inferry.cli.main import app
-from inferry.cli.worker_wiring import http_worker
+from inferry.cli.worker_wiring import advise, http_worker
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.prices import Price
@@ -21,6 +22,7 @@ from inferry.domain.settings import LimitSettings, TenantSettings, limits_as_dic
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.workers import Phase, WorkerView
 from inferry.scheduling.rules import FILTERS
+from inferry.workers.openai_http.profiles import PROFILES
 
 ACME = {
     "max_lane": "P0",
@@ -238,3 +240,29 @@ def test_check_config_finds_pools_in_the_workers_file_too(tmp_path: Path, check:
     assert "no worker has `pool: own`" in " ".join(result.stderr.split())
     workers.write_text("- {name: a, kind: vllm, url: 'http://10.0.0.5:8000', pool: own}\n")
     assert check(text).exit_code == 0
+
+
+UNSALTED = [kind for kind in HTTP_KINDS if issubclass(kind, UnsaltedWorkerConfig)]
+
+
+def test_every_kind_has_a_salted_cache_or_none_that_tenants_share_unasked() -> None:
+    kinds = {str(kind.__struct_config__.tag) for kind in UNSALTED}
+    assert kinds == {profile.kind for profile in PROFILES.values() if not profile.cache_salts and not profile.is_hosted}
+
+
+@pytest.mark.parametrize("kind", UNSALTED, ids=lambda kind: str(kind.__struct_config__.tag))
+def test_tenants_share_a_cache_without_salts_only_where_the_configuration_says_so(
+    kind: type[UnsaltedWorkerConfig],
+) -> None:
+    raw = {**WORKER, "kind": kind.__struct_config__.tag}
+    assert "cannot salt its prefix cache, so tenants would share it" in error_of({"workers": [raw]})
+    assert "workers[0].isolation" in error_of({"workers": [{**raw, "isolation": "salt"}]})
+    own, shared = {**raw, "pool": "acme"}, {**raw, "isolation": "none"}
+    assert not any("share" in line for line in advise(parse({"workers": [own]})))
+    assert any("tenants share its prefix cache" in line for line in advise(parse({"workers": [shared]})))
+
+
+def test_a_salted_cache_is_shared_on_request_and_that_is_said() -> None:
+    assert not any("share" in line for line in advise(parse({"workers": [WORKER]})))
+    shared = {**WORKER, "isolation": "none"}
+    assert any("tenants share its prefix cache" in line for line in advise(parse({"workers": [shared]})))

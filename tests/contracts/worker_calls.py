@@ -3,16 +3,18 @@
 import asyncio
 import json
 from collections import defaultdict
+from typing import Any
 
 import msgspec
 
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode, ResumePoint
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.plans import BatchPlan
-from inferry.domain.ports import Worker
+from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, End, Failed, Item
+from inferry.domain.values import replace
 from inferry.domain.workers import Phase
 
 
@@ -63,7 +65,7 @@ def _read(delta: Delta) -> tuple[str, tuple[int, ...]]:
         return delta.text, delta.token_ids
     events = [json.loads(event.removeprefix(b"data: ")) for event in delta.raw.split(b"\n\n") if event]
     choices = [choice for event in events for choice in event["choices"]]
-    ids = tuple(token for choice in choices for token in choice["token_ids"] or ())
+    ids = tuple(token for choice in choices for token in choice.get("token_ids") or ())
     return "".join(choice["text"] for choice in choices), ids
 
 
@@ -109,6 +111,17 @@ def a_call(
     )
 
 
+def a_text_call(
+    tokenizer: Tokenizer, job_id: str, *, prompt: tuple[int, ...] | None = None, **more: Any
+) -> InferenceJob:
+    """The same call with the text of its prompt, and without what such an engine does not know."""
+    job = a_call(job_id, prompt=prompt, **more)
+    body = json.loads(job.payload.body)
+    body["prompt"] = tokenizer.decode(body["prompt"])
+    body = {name: value for name, value in body.items() if name not in ("ignore_eos", "return_token_ids")}
+    return replace(job, payload=replace(job.payload, body=json.dumps(body).encode(), prompt_ids=None))
+
+
 def a_plan(worker: Worker, *jobs: InferenceJob) -> BatchPlan:
     return BatchPlan(plan_id=1, worker=worker.name, jobs=jobs, reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
 
@@ -122,3 +135,21 @@ async def receive(worker: Worker, *jobs: InferenceJob) -> Received:
 async def until_ready(worker: Worker) -> None:
     while worker.view().phase is not Phase.READY:
         await asyncio.sleep(0.05)
+
+
+def where_text_is_out(received: Received, at_least: int) -> int:
+    """The first place, at or after this many tokens, where no character is half written."""
+    tokens = 0
+    for text, ids in received.pieces("whole"):
+        tokens += len(ids)
+        if tokens >= at_least and text:
+            return tokens
+    return tokens
+
+
+def text_after(received: Received, cut: int) -> str:
+    tokens, rest = 0, ""
+    for text, ids in received.pieces("whole"):
+        rest += text if tokens >= cut else ""
+        tokens += len(ids)
+    return rest

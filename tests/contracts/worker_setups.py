@@ -13,9 +13,12 @@ from typing import Any, TypeVar
 
 from contracts.scripted_server import CONTEXT as WORDY_CONTEXT
 from contracts.scripted_server import words
+from contracts.worker_calls import a_call, a_text_call
 from inferry.domain.clock import SystemClock
+from inferry.domain.jobs import InferenceJob
 from inferry.domain.ports import Worker
 from inferry.domain.routes import Task
+from inferry.domain.streams import Done
 from inferry.domain.workers import Capacity
 from inferry.engine.config import EngineConfig
 from inferry.engine.tokenizer import HfTokenizer
@@ -23,9 +26,12 @@ from inferry.streams.detokenizer import Assembler
 from inferry.workers.in_process.embedded import EmbeddedWorker, embedded_program
 from inferry.workers.in_process.python_function import FunctionSettings, PythonFunctionWorker
 from inferry.workers.in_process.vllm_inprocess import VllmEngine, VllmInProcessWorker
+from inferry.workers.openai_http.profiles import LLAMACPP, TRANSFORMERS
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support import upstream
+from support.other_engines import CONTEXT as OTHER_CONTEXT
+from support.other_engines import LlamaCppServer, TransformersServer
 from support.owner import RunningOwner, closing_link, running_owner
 from support.ray_cluster import ray_cluster, until_gone
 from support.scripted_worker import ScriptedWorker
@@ -44,6 +50,8 @@ class WorkerSetup:
     `kill` makes an end of what computes; None where there is nothing that comes back by itself or is brought back.
     `limited`: its view has limits; jobs are passed on where it has none.
     `whole`: an answer is one delta without token ids, and no job can be resumed.
+    `tokenizer`: of an engine that takes prompts as text and says no token ids; None where prompts are ids.
+    `reports_usage`: the engine says how many tokens there were. `confirms`: and that it has freed a cancelled job.
     """
 
     def __init__(
@@ -60,6 +68,9 @@ class WorkerSetup:
         revive: Callable[[], None] = lambda: None,
         limited: bool = True,
         whole: bool = False,
+        tokenizer: HfTokenizer | None = None,
+        reports_usage: bool = True,
+        confirms: bool = True,
     ) -> None:
         self._runner = runner
         self.worker = worker
@@ -72,6 +83,23 @@ class WorkerSetup:
         self.revive = revive
         self.limited = limited
         self.whole = whole
+        self.ids = tokenizer is None and not whole
+        self.reports_usage = reports_usage
+        self.confirms = confirms
+        self._tokenizer = tokenizer
+
+    def call(self, job_id: str, **more: Any) -> InferenceJob:
+        return a_call(job_id, **more) if self._tokenizer is None else a_text_call(self._tokenizer, job_id, **more)
+
+    def wrote(self, done: Done, tokens: int) -> bool:
+        """Whether the job has that many tokens. Without usage they are counted by events, which may join some."""
+        counted = done.usage.output_tokens
+        return counted == tokens if self.reports_usage else 1 <= counted <= tokens
+
+    def prompt_tokens(self, prompt: tuple[int, ...]) -> int:
+        """What the engine counts for a prompt of these ids."""
+        tokenizer = self._tokenizer
+        return len(prompt) if tokenizer is None else len(tokenizer.encode(tokenizer.decode(list(prompt))))
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -272,6 +300,39 @@ def vllm_over_http(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
         with running_worker(make_worker, context=CONTEXT, encodes=_speaks(model_dir), long=900) as setup:
             setup.kill, setup.revive = server.stop, server.start
             yield setup
+
+
+@contextmanager
+def transformers_over_http(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    server = TransformersServer(scratch)
+    settings = HttpWorkerSettings(url=server.url, profile=TRANSFORMERS, models=("m",))
+    # It writes a stop string before it stops, and knows no end of its context.
+    with _text_engine(server, settings, stops=False, confirms=False) as setup:
+        yield setup
+
+
+@contextmanager
+def llamacpp_over_http(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    server = LlamaCppServer(scratch, "--interrupt_requests", "false")
+    settings = HttpWorkerSettings(url=server.url, profile=LLAMACPP, context_tokens=OTHER_CONTEXT)
+    with _text_engine(server, settings, context=OTHER_CONTEXT, confirms=False, reports_usage=False) as setup:
+        yield setup
+
+
+@contextmanager
+def _text_engine(
+    server: TransformersServer | LlamaCppServer, settings: HttpWorkerSettings, **more: Any
+) -> Iterator[WorkerSetup]:
+    @asynccontextmanager
+    async def make_worker() -> AsyncIterator[Worker]:
+        worker = OpenAIHttpWorker("engine", settings, SystemClock())
+        yield worker
+        await worker.close()
+
+    tokenizer, encodes = HfTokenizer(server.model_dir), _speaks(server.model_dir)
+    with server, running_worker(make_worker, encodes=encodes, tokenizer=tokenizer, long=600, **more) as setup:
+        setup.kill, setup.revive = server.stop, server.start
+        yield setup
 
 
 @contextmanager

@@ -61,6 +61,7 @@ class Upstream:
         self.port = 0
         self.adapters: tuple[str, ...] = ()
         self.context_tokens = 4096
+        self.owner = "vllm"
         self.detokenize: Callable[[list[int]], str] | None = None
         self.tokenize: Callable[[dict[str, Any]], int] | None = None
         self.pools: Script | None = None
@@ -99,7 +100,13 @@ class Upstream:
         return web.json_response({"object": "list", "data": [self._model("m"), *adapters]})
 
     def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": 7, "owned_by": "up", "max_model_len": self.context_tokens}
+        return {
+            "id": name,
+            "object": "model",
+            "created": 7,
+            "owned_by": self.owner,
+            "max_model_len": self.context_tokens,
+        }
 
     async def _pool(self, request: web.Request) -> web.StreamResponse:
         """A server that does not pool has no such paths."""

@@ -49,6 +49,7 @@ from inferry.cli.config.workers import (
     HttpWorkerConfig,
     PythonWorkerConfig,
     RayWorkerConfig,
+    UnsaltedWorkerConfig,
     VllmInProcessWorkerConfig,
 )
 from inferry.cli.markdown import attribute_docs, page, table
@@ -82,6 +83,8 @@ def _config_docs() -> dict[tuple[str, str], str]:
     for module in (*modules, overflow, pipelines, declaration, sessions, tracing, trials):
         docs |= attribute_docs(module)
     docs |= {("PipelineConfig", name): text for (struct, name), text in docs.items() if struct == "Pipeline"}
+    unsalted = [kind for kind in HTTP_KINDS if issubclass(kind, UnsaltedWorkerConfig)]
+    docs |= {(kind.__name__, "isolation"): docs["UnsaltedWorkerConfig", "isolation"] for kind in unsalted}
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
     return docs

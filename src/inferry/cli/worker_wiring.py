@@ -15,6 +15,7 @@ from inferry.cli.config.workers import (
     OpenAIWorkerConfig,
     PythonWorkerConfig,
     RayWorkerConfig,
+    UnsaltedWorkerConfig,
     VllmInProcessWorkerConfig,
     VllmWorkerConfig,
     WorkerConfig,
@@ -97,6 +98,8 @@ def http_worker(
         salt_secret=None if vllm is None else worker_secret(config, "salt_secret", vllm.salt_secret),
         controlled=config.capacity == "adaptive",
         chunk_tokens=config.chunk_tokens,
+        context_tokens=config.context_tokens,
+        shares_cache=shares_cache(config),
         gpus=config.gpus,
         overflow=isinstance(config, OpenAIWorkerConfig) and config.overflow,
         role="both" if vllm is None else vllm.role,
@@ -110,6 +113,12 @@ def http_worker(
         liveness_timeout_s=health.liveness_timeout_s,
     )
     return OpenAIHttpWorker(config.name, settings, clock, lanes)
+
+
+def shares_cache(config: HttpWorkerConfig) -> bool:
+    """Whether tenants share the prefix cache of the server."""
+    has_choice = isinstance(config, VllmWorkerConfig | UnsaltedWorkerConfig)
+    return has_choice and config.pool is None and config.isolation == "none"
 
 
 def _profile(config: HttpWorkerConfig) -> Profile:
@@ -314,4 +323,5 @@ def _configured_facts(worker: HttpWorkerConfig) -> EngineFacts:
         prefill_tokens=worker.prefill_tokens,
         kv_tokens=worker.kv_tokens,
         chunk_tokens=worker.chunk_tokens,
+        shares_cache=shares_cache(worker),
     )

@@ -353,6 +353,7 @@ def _common_card(a: ModelCard, b: ModelCard) -> ModelCard:
         vocab_size=a.vocab_size if a.vocab_size == b.vocab_size else None,
         default_output_tokens=a.default_output_tokens or b.default_output_tokens,
         features=a.features & b.features,
+        fields=a.fields if b.fields is None else b.fields if a.fields is None else a.fields & b.fields,
         media_tokens=max(a.media_tokens, b.media_tokens),
         tasks=a.tasks & b.tasks,
         can_resume=a.can_resume and b.can_resume,

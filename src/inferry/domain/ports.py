@@ -22,7 +22,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     continued job with a seed samples the same tokens as an uninterrupted one. `can_resume_constrained`: a continued
     job meets the constraint of its output as a whole. `parent`: the base model of a LoRA
     adapter; None for a model. `media_tokens`: assumed prompt tokens of one image, audio, video or file. `tasks`: what
-    the model does.
+    the model does. `fields`: the only request fields that the worker gives effect to, where it would ignore others.
     """
 
     name: str
@@ -33,6 +33,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     can_resume_seeded: bool = False
     can_resume_constrained: bool = False
     features: frozenset[str] = frozenset()
+    fields: frozenset[str] | None = None
     tasks: frozenset[Task] = GENERATES
     created: int = 0
     parent: str | None = None

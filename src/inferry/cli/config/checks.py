@@ -16,6 +16,7 @@ from inferry.cli.config.workers import (
     OpenAIWorkerConfig,
     PythonWorkerConfig,
     RayWorkerConfig,
+    UnsaltedWorkerConfig,
     VllmWorkerConfig,
     WorkerConfig,
 )
@@ -159,6 +160,14 @@ def _check_ray(where: str, worker: RayWorkerConfig, workers: Sequence[WorkerConf
     yield from (f"{where}.engine.{problem.partition('.')[2]}" for problem in check_workers([worker.engine]))
 
 
+def _check_isolation(where: str, worker: WorkerConfig) -> Iterator[str]:
+    if isinstance(worker, UnsaltedWorkerConfig) and worker.pool is None and worker.isolation is None:
+        yield (
+            f"{where}.isolation: a server of kind {worker.__struct_config__.tag} cannot salt its prefix cache, so "
+            "tenants would share it; reserve it for one tenant with `pool`, or write `isolation: none`"
+        )
+
+
 def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
     """Error messages for workers."""
     seen: set[str] = set()
@@ -195,6 +204,7 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         yield from check_range(where, worker, 0.01, 1, "memory_share")
         yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
         yield from check_positive(where, worker, "call_timeout_s")
+        yield from _check_isolation(where, worker)
         if isinstance(worker, PythonWorkerConfig) and not is_function_path(worker.function):
             yield f"{where}.function must be written as package.module:name"
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:

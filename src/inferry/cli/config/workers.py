@@ -136,6 +136,8 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limits above; `fixed` always uses these limits."""
     chunk_tokens: int | None = None
     """Maximum tokens per step (vLLM's `--max-num-batched-tokens`); null if unknown."""
+    context_tokens: int | None = None
+    """Maximum prompt and output tokens of a call, where the server's `/v1/models` does not tell; null if unknown."""
     gpus: int = 1
     """GPUs behind the server, such as vLLM's `--tensor-parallel-size`. GPU-seconds in the ledger and
     `prices.<model>.gpu_hour` count each. 0 keeps no GPU-seconds."""
@@ -173,16 +175,39 @@ class VllmWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="k
     start, which invalidates what the server has cached."""
 
 
-class SglangWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="sglang"):
+class UnsaltedWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True):
+    """A server whose prefix cache cannot be salted by tenant."""
+
+    isolation: Literal["none"] | None = None
+    """`none` lets tenants share the server's prefix cache. It must be written out unless the worker is reserved for one
+    tenant by `pool`, because the time to a first token can then reveal what another tenant asked. The log says so."""
+
+
+class SglangWorkerConfig(UnsaltedWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="sglang"):
     """An SGLang server. Start it with `--enable-metrics` so that its load is known."""
 
 
-class TgiWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="tgi"):
+class TgiWorkerConfig(UnsaltedWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="tgi"):
     """A Text Generation Inference server."""
 
 
-class TrtllmWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="trtllm"):
+class TrtllmWorkerConfig(UnsaltedWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="trtllm"):
     """A TensorRT-LLM server (`trtllm-serve`)."""
+
+
+class TransformersWorkerConfig(UnsaltedWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="transformers"):
+    """`transformers serve`. Name its model in `models`: its `/v1/models` lists what has been downloaded."""
+
+    max_sequences: int = 1
+    """Maximum number of calls in flight. The server computes one call after another."""
+
+
+class LlamaCppWorkerConfig(UnsaltedWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="llamacpp"):
+    """The server of llama-cpp-python. Set `context_tokens` to its `--n_ctx`."""
+
+    max_sequences: int = 1
+    """Maximum number of calls in flight. The server computes one call after another, and a second one interrupts the
+    first unless it was started with `--interrupt_requests false`."""
 
 
 class OpenAIWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="openai"):
@@ -335,6 +360,14 @@ class RayWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.app or self.name
 
 
-HttpWorker = VllmWorkerConfig | SglangWorkerConfig | TgiWorkerConfig | TrtllmWorkerConfig | OpenAIWorkerConfig
+HttpWorker = (
+    VllmWorkerConfig
+    | SglangWorkerConfig
+    | TgiWorkerConfig
+    | TrtllmWorkerConfig
+    | TransformersWorkerConfig
+    | LlamaCppWorkerConfig
+    | OpenAIWorkerConfig
+)
 HTTP_KINDS: tuple[type[HttpWorkerConfig], ...] = typing.get_args(HttpWorker)
 WorkerConfig = EmbeddedWorkerConfig | HttpWorker | VllmInProcessWorkerConfig | PythonWorkerConfig | RayWorkerConfig

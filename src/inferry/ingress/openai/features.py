@@ -2,12 +2,15 @@
 
 from operator import attrgetter
 
+import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from inferry.domain.errors import UnsupportedFeature
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
 
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Fields for structured outputs besides `response_format`."""
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 _NO_TOOL = (b'"none"', b'"auto"')
 _COMMON = (
     "n", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens",
@@ -79,6 +82,17 @@ def features_of(wire: ChatCompletionRequest | CompletionRequest) -> list[tuple[s
         if wire.best_of is not None and wire.best_of > 1:
             found.append(("n", "best_of"))
     return found
+
+
+def check_fields(
+    wire: ChatCompletionRequest | CompletionRequest, body: bytes, fields: frozenset[str], model: str
+) -> None:
+    """Refuse, by name, what the model's server would ignore in silence. Raises UnsupportedFeature."""
+    for name, value in _fields_decoder.decode(body).items():
+        if name not in fields and is_given(value):
+            raise UnsupportedFeature(f"`{name}` is not supported by the model `{model}`", param=name)
+    if isinstance(wire, CompletionRequest) and not bytes(wire.prompt).startswith(b'"'):
+        raise UnsupportedFeature(f"`prompt` must be text for the model `{model}`", param="prompt")
 
 
 def is_given(raw: Raw | UnsetType) -> bool:

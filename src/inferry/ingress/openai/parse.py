@@ -29,7 +29,7 @@ from inferry.ingress.idempotency import IDEMPOTENCY_KEY, parse_idempotency
 from inferry.ingress.job_ids import composed_of, job_id_of
 from inferry.ingress.openai.constraints import constraint_of
 from inferry.ingress.openai.decode import Api, check_ranges
-from inferry.ingress.openai.features import features_of
+from inferry.ingress.openai.features import check_fields, features_of
 from inferry.ingress.openai.media import NO_MEDIA, Media, media_of
 from inferry.ingress.openai.output_tokens import choice_count, output_budget, output_limit
 from inferry.ingress.openai.prompt import PromptText, completion_prompt, read_prompt
@@ -125,6 +125,8 @@ def check_features(request: ClientRequest, card: ModelCard, media: Media = NO_ME
     for feature, param in features:
         if feature not in card.features:
             raise UnsupportedFeature(f"`{param}` is not supported by the model `{card.name}`", param=param)
+    if card.fields is not None:
+        check_fields(request.wire, request.body, card.fields, card.name)
     return features
 
 

@@ -33,6 +33,8 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     has_metrics: bool | None = None
     supports_priority: bool | None = None
     reports_cached: bool | None = None
+    shares_cache: bool = False
+    may_ignore_salts: bool = False
 
 
 def advice(facts: EngineFacts, lanes: Mapping[Lane, LanePolicy]) -> list[str]:
@@ -108,6 +110,16 @@ def _size_messages(facts: EngineFacts, *, step_too_long: bool) -> list[str | Non
 
 def _capability_messages(facts: EngineFacts) -> list[str | None]:
     messages: list[str | None] = []
+    if facts.shares_cache:
+        messages.append(
+            "tenants share its prefix cache (isolation: none): the time to a first token can reveal what another "
+            "tenant asked"
+        )
+    if facts.may_ignore_salts:
+        messages.append(
+            "the server does not call itself vLLM; if it ignores `cache_salt`, tenants share its prefix cache: use the "
+            "kind of the server"
+        )
     if facts.has_metrics is False:
         hint = " (start it with --enable-metrics)" if facts.kind == "sglang" else ""
         messages.append(

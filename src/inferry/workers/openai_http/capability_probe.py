@@ -41,6 +41,7 @@ class ServedModel(Struct):
     max_model_len: int | None = None
     created: int = 0
     parent: str | None = None
+    owned_by: str | None = None
 
 
 class _ModelList(Struct):
@@ -87,15 +88,24 @@ class CapabilityProbe:
         self._authorization = authorization
         self._timeout_s = timeout_s
         self.shapes = Shapes()
+        self.is_other_than_vllm = False
 
-    async def models(self) -> dict[str, ServedModel]:
+    async def models(self, configured: Sequence[str] = ()) -> dict[str, ServedModel]:
+        """The models that the server lists. One that lists others than it serves is only asked whether it is there,
+        where the configuration names its models.
+        """
+        if configured and not self._profile.lists_models:
+            await self.ping(self._timeout_s)
+            return {name: ServedModel(id=name) for name in configured}
         status, body = await self._client.get(b"/v1/models", self._authorization, self._timeout_s)
         if status != 200:
             raise WorkerLost(f"GET /v1/models returned {status}")
         try:
-            return {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
+            listed = msgspec.json.decode(body, type=_ModelList).data
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise WorkerLost("GET /v1/models returned no list of models") from None
+        self.is_other_than_vllm = bool(listed) and all(one.owned_by != "vllm" for one in listed)
+        return {one.id: one for one in listed}
 
     async def tasks(self, models: Sequence[str]) -> frozenset[Task]:
         """What the server does with its models. The first one is asked for an embedding and a score, because a server
@@ -122,7 +132,7 @@ class CapabilityProbe:
 
     async def ping(self, timeout_s: float) -> None:
         """Return when the server has answered a cheap request, with any status."""
-        await self._monitor_client.get(b"/v1/models", self._authorization, timeout_s)
+        await self._monitor_client.get(self._profile.ping_path, self._authorization, timeout_s)
 
     async def abort(self, request_ids: Sequence[str], timeout_s: float = REQUEST_TIMEOUT_S) -> bool:
         """Abort requests by id; return whether the server supports that. It does not report which requests it had."""

@@ -48,6 +48,11 @@ class Profile(Struct, frozen=True, kw_only=True):
     what the kind can take, and the model may take fewer. `probes_images`: ask the server at start whether its model
     takes images. `tasks`: what a model of such a server may do. Which of several tasks it does is
     detected, except for a hosted API.
+    `fields`: the only request fields that have the effect they name, where a server ignores others in silence; with
+    them, prompts are text. `takes_max_tokens_only`: needs an output limit with every call, under that name.
+    `plain_messages`: takes messages of text, from the system, the user and the assistant. `refuses_silently`: ends a
+    stream that it refuses without an event. `takes_request_ids`: takes any text as a request's id.
+    `lists_models`: /v1/models lists what is served. `ping_path`: a cheap page that does not wait for the engine.
     """
 
     kind: str
@@ -64,6 +69,13 @@ class Profile(Struct, frozen=True, kw_only=True):
     features: frozenset[str] = frozenset()
     probes_images: bool = False
     tasks: frozenset[Task] = GENERATES
+    fields: frozenset[str] | None = None
+    takes_max_tokens_only: bool = False
+    plain_messages: bool = False
+    refuses_silently: bool = False
+    takes_request_ids: bool = True
+    lists_models: bool = True
+    ping_path: bytes = b"/v1/models"
 
 
 VLLM = Profile(
@@ -127,7 +139,47 @@ HOSTED = Profile(
     tasks=GENERATES | {Task.EMBED},
 )
 
-PROFILES = {profile.kind: profile for profile in (VLLM, SGLANG, TGI, TRTLLM, HOSTED)}
+_PLAIN_FIELDS = frozenset(
+    {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
+    | {"temperature", "top_p", "seed"}
+)
+_UNSENT_FIELDS = frozenset(
+    {"user", "metadata", "service_tier", "store", "prompt_cache_key", "safety_identifier", "parallel_tool_calls"}
+    | {"n", "best_of", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty"}
+    | {"logit_bias", "min_p", "min_tokens", "echo", "suffix", "response_format", "tools", "tool_choice", "functions"}
+)
+"""Fields that need not be sent: they say nothing about the output, or only their defaults are left once `features` are
+checked. Without tools there are no parallel calls of them."""
+_LLAMACPP_FIELDS = frozenset(
+    {"stop", "top_k", "min_p", "min_tokens", "logit_bias", "logprobs", "top_logprobs", "presence_penalty"}
+    | {"frequency_penalty", "repeat_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"}
+)
+
+TRANSFORMERS = Profile(
+    kind="transformers",
+    usage_in_stream=False,  # it comes with the finish reason, and the option is ignored
+    unsupported_fields=_UNSENT_FIELDS,
+    fields=_PLAIN_FIELDS | _UNSENT_FIELDS,
+    takes_max_tokens_only=True,
+    lists_models=False,  # it lists the cache of the Hugging Face hub, and fails where there is none
+    ping_path=b"/health",
+)
+
+LLAMACPP = Profile(
+    kind="llamacpp",
+    usage_in_stream=False,
+    unsupported_fields=_UNSENT_FIELDS - _LLAMACPP_FIELDS,
+    features=frozenset({"logit_bias", "penalties", "min_p", "min_tokens", "logprobs"}),
+    # The engine has a repetition penalty under another name and with another default.
+    fields=(_PLAIN_FIELDS | _UNSENT_FIELDS | _LLAMACPP_FIELDS) - {"repetition_penalty"},
+    takes_max_tokens_only=True,
+    plain_messages=True,
+    refuses_silently=True,
+    takes_request_ids=False,  # an id that is no UUID is refused
+    ping_path=b"/health",  # answered with 404, while /v1/models waits for the running call, or interrupts it
+)
+
+PROFILES = {profile.kind: profile for profile in (VLLM, SGLANG, TGI, TRTLLM, TRANSFORMERS, LLAMACPP, HOSTED)}
 
 
 class DetectedCapabilities(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Request bodies for the server: the client's body with added fields, or a continuation from token ids."""
 
 import hashlib
+import os
 from collections.abc import Set
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import Raw
 
 from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.lanes import Lane
-from inferry.workers.openai_http.settings import ChoicesOption, KvTransfer, TokenIdsOption
+from inferry.workers.openai_http.settings import ChoicesOption, KvTransfer, TextPart, TokenIdsOption
 
 PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
 """Lower is first. Sent with every call, so that a client's own value is overridden."""
@@ -38,6 +39,7 @@ PREFILL_FIELDS = (
 """Asks vLLM to keep the KV of the prompt for another server, which it does where the output limit ends the request and
 no stop condition. Connectors that share a store need no such field."""
 NOT_IN_PREFILLS = frozenset({"stream", "stream_options", "stop", "stop_token_ids", "ignore_eos"})
+STREAM_FIELDS = frozenset({"stream", "stream_options"})
 
 MAX_SALTS = 10_000
 
@@ -46,6 +48,7 @@ _STREAM_AND_USAGE = b',"stream":true,"stream_options":{"include_usage":true}}'
 _USAGE = b',"stream_options":{"include_usage":true}}'
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+_messages_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
 _token_ids_option_decoder = msgspec.json.Decoder(TokenIdsOption)
@@ -59,6 +62,11 @@ class CacheSalts:
     def __init__(self, secret: bytes) -> None:
         self._key = hashlib.blake2b(secret, digest_size=32).digest()
         self._cache: dict[str, bytes] = {}
+
+    @classmethod
+    def from_secret(cls, secret: str | None) -> "CacheSalts":
+        """Without a secret, salts that no other process makes."""
+        return cls(os.urandom(32) if secret is None else secret.encode())
 
     def field(self, tenant: str, own: str | None = None) -> bytes:
         """The salt as a field after a comma. The client's `own` salt separates the tenant's caches further."""
@@ -118,6 +126,31 @@ def non_streaming_body(
             {name: raw for name, raw in _fields_decoder.decode(body).items() if name not in drop}
         )
     return memoryview(body)[: body.rindex(b"}")], extra + b"}"
+
+
+def with_max_tokens(body: bytes, default: int) -> bytes:
+    """The body with its output limit as `max_tokens`, for a server that ignores the newer name or has a default."""
+    fields = _fields_decoder.decode(body)
+    newer = _to_int(fields.pop("max_completion_tokens", None))
+    limit = newer or _to_int(fields.get("max_tokens")) or default
+    fields["max_tokens"] = Raw(b"%d" % limit)
+    return msgspec.json.encode(fields)
+
+
+def with_plain_messages(body: bytes) -> bytes:
+    """The body of a chat with contents as text and without the role `developer`, which some servers do not know."""
+    fields = _fields_decoder.decode(body)
+    messages = _messages_decoder.decode(fields["messages"])
+    for message in messages:
+        if bytes(message["role"]) == b'"developer"':
+            message["role"] = Raw(b'"system"')
+        content = bytes(message.get("content", b""))
+        if content.startswith(b"["):
+            parts = msgspec.json.decode(content, type=list[TextPart])
+            if all(part.type == "text" for part in parts):
+                message["content"] = Raw(msgspec.json.encode("".join(part.text for part in parts)))
+    fields["messages"] = Raw(msgspec.json.encode(messages))
+    return msgspec.json.encode(fields)
 
 
 def resumed_body(job: InferenceJob, resume_point: ResumePoint, max_new_tokens: int, extra: bytes) -> bytes:

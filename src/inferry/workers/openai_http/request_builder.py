@@ -12,13 +12,17 @@ from inferry.workers.openai_http.request_bodies import (
     NOT_IN_PREFILLS,
     PREFILL_FIELDS,
     RETURN_TOKEN_IDS,
+    STREAM_FIELDS,
     CacheSalts,
     non_streaming_body,
     remaining_tokens,
     request_id,
     resumed_body,
     streaming_body,
+    with_max_tokens,
+    with_plain_messages,
 )
+from inferry.workers.openai_http.silent_refusals import SilentRefusalCall
 from inferry.workers.openai_http.upstream_keys import UpstreamKeys
 
 
@@ -54,7 +58,9 @@ class RequestBuilder:
     def build(self, call: Call) -> Request:
         job, profile = call.job, self._profile
         payload = job.payload
-        headers = b"x-request-id: %b\r\n%b" % (request_id(job).encode(), self._keys.header(call.key))
+        headers = self._keys.header(call.key)
+        if profile.takes_request_ids:
+            headers = b"x-request-id: %b\r\n%b" % (request_id(job).encode(), headers)
         if job.trace is not None:
             headers += job.trace.headers(job.attempt)
         more = self._priorities.get(job.lane, b"")
@@ -70,15 +76,21 @@ class RequestBuilder:
                 return self._client.request(b"POST", PATHS[payload.api], headers, *prompt)
             if self._takes_kv and job.prefill.kv_transfer is not None:
                 more += b',"kv_transfer_params":' + job.prefill.kv_transfer
+        sent = payload.body
+        if profile.plain_messages and payload.api == "chat":
+            sent = with_plain_messages(sent)
+        if profile.takes_max_tokens_only:
+            sent = with_max_tokens(sent, job.token_budget)
+            if isinstance(call, SilentRefusalCall) and call.asks_why:
+                asked = non_streaming_body(sent, more, drop=profile.unsupported_fields | STREAM_FIELDS, output_cap=1)
+                return self._client.request(b"POST", PATHS[payload.api], headers, *asked)
         if payload.non_streaming:
-            whole = non_streaming_body(
-                payload.body, more, drop=profile.unsupported_fields, output_cap=payload.output_cap
-            )
+            whole = non_streaming_body(sent, more, drop=profile.unsupported_fields, output_cap=payload.output_cap)
             return self._client.request(b"POST", PATHS[payload.api], headers, *whole)
         if job.resume is ResumeMode.CONTINUE and profile.can_resume:
             more += RETURN_TOKEN_IDS
         parts = streaming_body(
-            payload.body,
+            sent,
             payload.stream_fields,
             job.stream,
             more,

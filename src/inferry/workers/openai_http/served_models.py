@@ -31,20 +31,21 @@ def model_cards(
     parents: Mapping[str, str | None],
     listed: Mapping[str, ServedModel],
     profile: Profile,
-    media_tokens: int,
+    settings: HttpWorkerSettings,
     tasks: frozenset[Task],
 ) -> tuple[ModelCard, ...]:
-    """The cards of a server that has started. What it does not list has no known context."""
+    """The cards of a server that has started. A context that it does not list is the configured one."""
     return tuple(
         ModelCard(
             name=name,
-            context_tokens=listed.get(name, _UNLISTED).max_model_len,
+            context_tokens=listed.get(name, _UNLISTED).max_model_len or settings.context_tokens,
             can_resume=profile.can_resume,
             features=profile.features,
+            fields=profile.fields,
             tasks=tasks,
             created=listed.get(name, _UNLISTED).created,
             parent=parent,
-            media_tokens=media_tokens,
+            media_tokens=settings.media_tokens,
         )
         for name, parent in parents.items()
     )

@@ -15,7 +15,8 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     hashes keyed by `salt_secret`, or by a random secret. Of several `api_keys` the one with the most quota left is
     used. `media_tokens` are the assumed prompt tokens of one image, audio, video or file. `tasks`: what the models
     do; None detects it. A request holds `max_inputs` inputs to embed or score at most. `gpus`: GPUs behind the server.
-    `overflow`: it takes only jobs that overflow. `role` and `min_prefill_tokens`: see `WorkerView`.
+    `overflow`: it takes only jobs that overflow. `role` and `min_prefill_tokens`: see `WorkerView`. `context_tokens`:
+    the context where the server lists none. `shares_cache`: tenants share its prefix cache.
     """
 
     url: str
@@ -42,6 +43,8 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     overflow: bool = False
     role: WorkerRole = "both"
     min_prefill_tokens: int = 1
+    context_tokens: int | None = None
+    shares_cache: bool = False
     connect_timeout_s: float = 5.0
     first_token_timeout_s: float = 120.0
     inter_token_timeout_s: float = 30.0
@@ -65,6 +68,11 @@ class TokenIdsOption(Struct):
 
 class ChoicesOption(Struct):
     n: int | None = None
+
+
+class TextPart(Struct):
+    type: str = ""
+    text: str = ""
 
 
 class PromptText(Struct):

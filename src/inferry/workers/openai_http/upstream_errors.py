@@ -1,5 +1,6 @@
 """Error responses of a server to GatewayErrors. Its message is forwarded only where it concerns the request."""
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,8 @@ from inferry.domain.errors import (
 )
 
 MAX_MESSAGE_CHARS = 1000
+_VALIDATION_ERRORS = re.compile(r"\d+ validation errors?\b")
+"""What pydantic finds wrong with a request. llama-cpp-python's server calls it an internal error."""
 
 
 class _UpstreamError(Struct, frozen=True):
@@ -25,6 +28,7 @@ class _UpstreamError(Struct, frozen=True):
 class _ErrorBody(Struct):
     error: _UpstreamError | str = _UpstreamError()
     message: str = ""
+    detail: object = ""
 
 
 def upstream_error(
@@ -33,7 +37,7 @@ def upstream_error(
     try:
         details = msgspec.json.decode(body, type=_ErrorBody)
         error = details.error if isinstance(details.error, _UpstreamError) else _UpstreamError(message=details.error)
-        message, param = error.message or details.message, error.param
+        message, param = error.message or details.message or _detail(details.detail), error.param
     except msgspec.MsgspecError:
         message, param = "", None
     except UnicodeDecodeError:
@@ -48,9 +52,16 @@ def upstream_error(
         if "context length" in message:
             return ContextLengthExceeded(text, param=param)
         return InvalidRequest(text, param=param)
+    if status == 500 and _VALIDATION_ERRORS.match(message):
+        return InvalidRequest(f"worker {worker} refused the request as invalid")
     if status in (429, 503):
         return NoWorker(f"worker {worker} is overloaded", retry_after_s=retry_after_s)
     return WorkerLost(f"worker {worker} returned {status}")
+
+
+def _detail(found: object) -> str:
+    """The message of FastAPI's own errors: a text, or a list of what is wrong."""
+    return found if isinstance(found, str) else msgspec.json.encode(found).decode()
 
 
 def _redact(text: str, secrets: Sequence[str]) -> str:

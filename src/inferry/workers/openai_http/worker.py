@@ -1,13 +1,11 @@
-"""A worker behind HTTP: vLLM, SGLang, TGI, TensorRT-LLM, a hosted API, or any other OpenAI-compatible server.
+"""A worker behind HTTP: an engine's server with the OpenAI API, or a hosted API.
 
 Calls are streamed upstream where the API can stream them. Events are forwarded as bytes and scanned only for tokens and
-ends. The profile says what a server can do beyond the plain API. A cancelled job ends at once; whether the engine has
-freed it is confirmed afterwards (`cancellation`).
+ends. A cancelled job ends at once; whether the engine has freed it is confirmed afterwards (`cancellation`).
 """
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +38,7 @@ from inferry.workers.openai_http.served_models import model_cards, model_parents
 from inferry.workers.openai_http.server_client import ServerClient
 from inferry.workers.openai_http.server_monitor import ServerMonitor
 from inferry.workers.openai_http.settings import EngineSteps, HttpWorkerSettings
+from inferry.workers.openai_http.silent_refusals import SilentRefusalCall
 from inferry.workers.openai_http.upstream_errors import upstream_error
 from inferry.workers.openai_http.upstream_keys import UpstreamKeys
 from inferry.workers.plan_completion import PlanCompletion
@@ -73,10 +72,8 @@ class OpenAIHttpWorker:
             profile, ServerClient(self._http), monitor_client, keys.header(), settings.first_token_timeout_s
         )
         self._resume_points = ResumePoints.of(profile, monitor_client, keys.header())
-        self._salts: CacheSalts | None = None
-        if settings.cache_salts and profile.cache_salts:
-            secret = settings.salt_secret
-            self._salts = CacheSalts(os.urandom(32) if secret is None else secret.encode())
+        is_salted = settings.cache_salts and profile.cache_salts
+        self._salts = CacheSalts.from_secret(settings.salt_secret) if is_salted else None
         self._priorities: dict[Lane, bytes] = {}
         self._requests = self._request_builder({})
         self._is_started = False
@@ -164,9 +161,8 @@ class OpenAIHttpWorker:
 
     def engine_facts(self) -> EngineFacts:
         """The engine's settings as far as they are known, for `advice`."""
-        capacity, view = self._settings.capacity, self.view()
+        capacity, view, is_probed = self._settings.capacity, self.view(), self._is_started
         estimate = None if self._poller is None else self._poller.estimate
-        is_probed = self._is_started
         return EngineFacts(
             worker=self._name,
             kind=self._profile.kind,
@@ -180,6 +176,8 @@ class OpenAIHttpWorker:
             has_metrics=self._poller is not None if is_probed and self._settings.profile.metrics is not None else None,
             supports_priority=bool(self._priorities) if is_probed and self._settings.wants_priorities else None,
             reports_cached=self._reports_cached,
+            shares_cache=self._settings.shares_cache,
+            may_ignore_salts=self._salts is not None and self._server.is_other_than_vllm,
         )
 
     # -- start -------------------------------------------------------------------------------------------------------
@@ -187,14 +185,14 @@ class OpenAIHttpWorker:
     async def start(self) -> None:
         """Ask the server for its models, their context lengths, and its capabilities."""
         settings = self._settings
-        listed = await self._server.models()
+        listed = await self._server.models(settings.models)
         parents = model_parents(settings, listed)
         missing = [name for name in parents if name not in listed]
         if missing:
             log.warning("worker %s does not list the models %s", self._name, ", ".join(missing))
         tasks = settings.tasks or await self._server.tasks(list(parents))
         await self._detect_capabilities(next(iter(parents), None) if Task.GENERATE in tasks else None)
-        self._set_cards(model_cards(parents, listed, self._profile, settings.media_tokens, tasks))
+        self._set_cards(model_cards(parents, listed, self._profile, settings, tasks))
         self._requests = self._request_builder({card.name: card.context_tokens for card in self._cards})
         self._is_started = True
         self._log_advice()
@@ -303,6 +301,8 @@ class OpenAIHttpWorker:
             return PrefillCall(job, emit, completion, self)
         if job.payload.non_streaming:
             return NonStreamingCall(job, emit, completion, self)
+        if self._profile.refuses_silently:
+            return SilentRefusalCall(job, emit, completion, self)
         trace_tokens = job.resume is ResumeMode.CONTINUE and self._profile.can_resume
         return Call(job, emit, completion, self, trace_tokens=trace_tokens)
 
