@@ -9,6 +9,7 @@ BENCHES = {
     "ablation": "which tuning constants of the scheduler pay: each removed, halved and doubled, in the simulator",
     "admission": "the quota gate: microseconds to admit, renew and settle, without limits and with all of them",
     "attack": "clients without a key that flood the HTTP server: latency of `/health` and memory",
+    "attainment_bound": "the most targets that any schedule could meet on recorded traffic, and those met, simulated",
     "attribution": "GPU-seconds of jobs estimated from outside against the true division of every step, simulated",
     "batched": "`@inferry.batched`: microseconds per item beyond a call of the function with the whole list",
     "batches": "a batch of 50,000 requests: memory, time, live calls beside it, time until a cancel has effect",

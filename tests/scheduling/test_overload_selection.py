@@ -41,10 +41,10 @@ def test_a_job_that_can_meet_its_slo_keeps_fair_order() -> None:
     assert drain_at(scheduler, 0.9) == ["first", "second"]
 
 
-def test_a_job_is_passed_over_for_at_most_twice_its_ttft_target() -> None:
+def test_a_job_is_passed_over_for_at_most_eight_times_its_ttft_target() -> None:
     scheduler = a_full_worker()
-    offer(scheduler, a_job("late", run_id="1"), a_job("fresh", run_id="2", at=2.0))
-    assert drain_at(scheduler, 2.1) == ["late", "fresh"]
+    offer(scheduler, a_job("late", run_id="1"), a_job("fresh", run_id="2", at=8.0))
+    assert drain_at(scheduler, 8.1) == ["late", "fresh"]
 
 
 def test_late_jobs_stay_in_arrival_order() -> None:
@@ -129,19 +129,19 @@ def test_rates_observed_before_the_overload_are_not_used() -> None:
     assert offer_every_100_ms(scheduler, running, 5.1, 2) == ["long", "short"]
 
 
-def test_a_passed_over_job_returns_to_fair_order_after_twice_its_ttft_target() -> None:
+def test_a_passed_over_job_returns_to_fair_order_after_eight_times_its_ttft_target() -> None:
     scheduler = a_full_worker()
     offer(scheduler, *(a_job(f"early-{n}", run_id=f"early-{n}", tokens=100, at=0.001 * n) for n in range(5)))
     offer(scheduler, a_job("long", run_id="long", tokens=900, at=0.01))
     running = offer_every_100_ms(scheduler, "running", 0.1, 5)[-1]
     sent_ids: list[str] = []
-    for n in range(6, 30):
+    for n in range(6, 90):
         now = n / 10
         offer(scheduler, a_job(f"{n}", run_id=f"{n}", tokens=100, at=now - 0.05))
         end(scheduler, running, now=now)
         (running,) = sent(scheduler.tick(now))
         sent_ids.append(running)
-    assert 1.9 <= 0.6 + sent_ids.index("long") / 10 <= 2.3
+    assert 7.9 <= 0.6 + sent_ids.index("long") / 10 <= 8.3
 
 
 def test_under_lasting_overload_no_job_starves() -> None:

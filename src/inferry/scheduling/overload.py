@@ -20,7 +20,7 @@ from inferry.scheduling.queues.queued_job import READY, QueuedJob
 
 LATE_FRACTION: Final = 0.95
 """The part of its target after which a waiting job counts as late: its prompt has to be computed too."""
-MAX_PASSED_OVER_TTFTS: Final = 2.0
+MAX_PASSED_OVER_TTFTS: Final = 8.0
 REVIEW_FRACTION: Final = 0.02
 """Period of the selection, as a part of the target."""
 RATE_PERIODS = 10
