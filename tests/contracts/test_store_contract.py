@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from durable.async_work import a_job, a_job_with_callback
-from inferry.domain.async_jobs import Delivery, JobEnd, JobTry
-from inferry.domain.errors import Conflict, NotFound, QueueFull, StorageQuotaExceeded
+from inferry.domain.async_jobs import AsyncJob, Delivery, JobEnd, JobToCreate, JobTry
+from inferry.domain.errors import Conflict, LedgerUnavailable, NotFound, QueueFull, StorageQuotaExceeded
 from inferry.domain.storage import Batch, BatchDetail, BatchItem, ItemResult, ItemTry, StoredFile
 from inferry.ledger.stores.async_jobs import AsyncJobStore
 from inferry.ledger.stores.attempts import AttemptStore
@@ -143,6 +143,64 @@ def test_an_async_job_is_created_once_per_idempotency_key_and_within_limits(data
         store.create(a_job("job_3"), b"{}", 3, None)
     store.create(a_job("job_3", tenant="other"), b"{}", 3, 1)
     assert [job.id for job in store.page(first.tenant, 0.0).rows] == ["job_1"]
+
+
+def test_async_jobs_are_created_together_each_within_its_limits(database: LedgerDatabase) -> None:
+    store = AsyncJobStore(database)
+    store.create(a_job("job_0"), b"{}", None, None)
+    keyed = a_job("job_1", idempotency_key="once", request_hash=b"h")
+    found = store.create_many(
+        [
+            JobToCreate(keyed, b"{}"),
+            JobToCreate(replace(keyed, id="job_2"), b"{}"),
+            JobToCreate(replace(keyed, id="job_3", request_hash=b"other"), b"{}"),
+            JobToCreate(a_job("job_4"), b"{}", quota_bytes=6, max_unfinished=3),
+            JobToCreate(a_job("job_5"), b"{}", quota_bytes=6),
+            JobToCreate(a_job("job_6"), b"{}", max_unfinished=3),
+            JobToCreate(a_job("job_7", tenant="other"), b"{}", quota_bytes=6, max_unfinished=3),
+            JobToCreate(a_job("job_8"), b"{}"),
+        ]
+    )
+    results = [one.id if isinstance(one, AsyncJob) else type(one) for one in found.jobs]
+    assert results == [
+        "job_1",
+        "job_1",
+        Conflict,
+        "job_4",
+        StorageQuotaExceeded,
+        QueueFull,
+        "job_7",
+        "job_8",
+    ]
+    assert found.left_bytes == {keyed.tenant: -2, "other": 4}
+    assert found.left_jobs == {keyed.tenant: -1, "other": 2}
+    assert sorted(job.id for job in store.unfinished()) == ["job_0", "job_1", "job_4", "job_7", "job_8"]
+    with pytest.raises(LedgerUnavailable):
+        store.create_many([JobToCreate(a_job("job_9"), b"{}"), JobToCreate(a_job("job_0"), b"{}")])
+    assert store.load("job_9") is None
+
+
+def test_unfinished_async_jobs_are_read_page_by_page(database: LedgerDatabase) -> None:
+    store = AsyncJobStore(database)
+    names = [("b", "job_3"), ("a", "job_2"), ("b", "job_1"), ("a", "job_4")]
+    for tenant, id in names:
+        store.create(a_job(id, tenant=tenant), b"{}", None, None)
+    store.create(a_job("job_5", tenant="a", status="completed"), b"{}", None, None)
+    found, last = [], ("", "")
+    while page := store.unfinished_page(last, 2):
+        last = page[-1].tenant, page[-1].id
+        found += [(job.tenant, job.id) for job in page]
+    assert found == sorted(names)
+
+
+def test_a_page_of_unfinished_async_jobs_reads_no_other_rows() -> None:
+    with closing(LedgerDatabase("sqlite:///:memory:")) as database, database.reading() as connection:
+        query = (
+            "EXPLAIN QUERY PLAN SELECT detail FROM async_jobs WHERE status = 'in_progress' "
+            "AND (tenant, id) > ('a', 'b') ORDER BY tenant, id LIMIT 500"
+        )
+        plan = [row[3] for row in connection.exec_driver_sql(query)]
+    assert plan == ["SEARCH async_jobs USING INDEX async_jobs_by_status (status=? AND (tenant,id)>(?,?))"]
 
 
 def test_an_async_job_ends_once_and_its_callback_is_delivered(database: LedgerDatabase) -> None:

@@ -58,6 +58,14 @@ def test_an_id_is_queued_once_until_its_work_has_ended(play: Play) -> None:
     play(scenario)
 
 
+def test_many_requests_at_once_are_all_answered(play: Play) -> None:
+    async def scenario(queue: WorkQueue) -> None:
+        assert sum(await asyncio.gather(*(queue.add([work(f"{number}")]) for number in range(200)))) == 200
+        assert queue.failures == 0
+
+    play(scenario)
+
+
 def test_tenants_of_a_lane_take_turns(play: Play) -> None:
     async def scenario(queue: WorkQueue) -> None:
         await queue.add([work(f"big-{number}", "big") for number in range(50)])

@@ -173,3 +173,51 @@ async def clear(worker: ScriptedWorker) -> None:
 
 async def open_gate(worker: ScriptedWorker) -> None:
     worker.gate.set()
+
+
+def test_conversations_of_messages_and_responses_are_summarised_and_answered_in_their_format(
+    gateway: HistoryGateway,
+) -> None:
+    """The translation to chat is the same in all APIs, so they find the same summary."""
+    system, *spoken = conversation(5)
+    by_api: dict[str, dict[str, Any]] = {
+        "/v1/messages": {"system": system["content"], "messages": spoken, "max_tokens": 8},
+        "/v1/responses": {"instructions": system["content"], "input": spoken, "max_output_tokens": 8, "store": False},
+    }
+    for path, body in by_api.items():
+        tenant = {"x-inferry-tenant": path.rpartition("/")[2]}
+        made = len(gateway.summaries())
+        assert gateway.call("POST", path, {"model": "m", **body}, tenant).status == 200
+        until(lambda made=made: len(gateway.summaries()) == made + 1)  # type: ignore[misc]
+
+        def later(path: str = path, body: dict[str, Any] = body, tenant: dict[str, str] = tenant) -> Answer | None:
+            answer = gateway.call("POST", path, {"model": "m", **body}, tenant)
+            return answer if "x-inferry-history" in answer.headers else None
+
+        answer = until(later)
+        kind = answer.json.get("type", answer.json.get("object"))
+        assert kind == ("message" if path == "/v1/messages" else "response")
+        assert "They met." in answer.body.decode()
+        sent = gateway.sent()[-1]["messages"]
+        assert "earlier messages of this conversation were summarised" in json.dumps(sent)
+        assert len(sent) < len(spoken)
+        streamed = gateway.call("POST", path, {"model": "m", "stream": True, **body}, tenant)
+        assert b"event: message_stop" in streamed.body or b"event: response.completed" in streamed.body
+        off = gateway.call("POST", path, {"model": "m", **body}, {**tenant, "x-inferry-history": "off"})
+        assert "x-inferry-history" not in off.headers
+
+
+def test_a_chain_of_stored_responses_is_summarised_though_each_request_is_short(gateway: HistoryGateway) -> None:
+    text, previous = "word " * 500, None
+    for turn in range(3):
+        body = {"model": "m", "input": f"{turn} {text}", "max_output_tokens": 8, "previous_response_id": previous}
+        previous = gateway.call("POST", "/v1/responses", body).json["id"]
+
+    def follow() -> bool:
+        body = {"model": "m", "input": "And now?", "max_output_tokens": 8, "previous_response_id": previous}
+        answer = gateway.call("POST", "/v1/responses", body)
+        assert answer.status == 200, answer.body
+        return "x-inferry-history" in answer.headers
+
+    until(follow)
+    assert "earlier messages of this conversation were summarised" in json.dumps(gateway.sent()[-1]["messages"])

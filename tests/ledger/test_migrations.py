@@ -62,6 +62,8 @@ def to_version_6(connection: Connection) -> None:
         "ALTER TABLE attempts DROP COLUMN composed",
         "DROP INDEX attempts_by_run",
         "DROP INDEX attempts_by_parent",
+        "DROP INDEX async_jobs_by_status",
+        "CREATE INDEX async_jobs_by_status ON async_jobs (status, tenant)",
         "CREATE INDEX attempts_by_run ON attempts (tenant, run_id)",
         "CREATE INDEX attempts_by_parent ON attempts (tenant, parent_run) WHERE parent_run IS NOT NULL",
     ):

@@ -347,8 +347,8 @@ GROUP = MutantGroup(
         Mutant(
             "a worker that lost the job counts as another",
             "dispatch/pool.py",
-            " and view.worker not in avoid and not view.overflow",
-            " and not view.overflow",
+            " and view.worker not in avoid and _takes_calls(view)",
+            " and _takes_calls(view)",
             _AGAIN,
         ),
         Mutant(

@@ -8,6 +8,8 @@ _PROVIDERS = ("tests/durable/test_provider_run.py",)
 _RETRIES = ("tests/durable/test_call_retries.py",)
 _FILES = ("tests/ingress/batches/test_files.py",)
 _QUEUE = ("tests/durable/test_work_runner.py",)
+_OUTAGES = ("tests/durable/test_work_runner_outages.py",)
+_PULLED = ("tests/durable/test_pulled_work.py",)
 
 GROUP = MutantGroup(
     tests=(
@@ -107,15 +109,15 @@ GROUP = MutantGroup(
         Mutant(
             "no work is given up",
             "durable/work_runner.py",
-            "if self._models is None:  # pull-workers",
-            "if self._models is not None:  # pull-workers",
+            "        if self._give_up is not None:\n",
+            "        if self._give_up is None:\n",
             _QUEUE,
         ),
         Mutant(
             "work that has ended elsewhere goes on",
             "durable/work_runner.py",
-            "        for id in ended:\n            self.stop_work(id)\n",
-            "",
+            "await self._source.ended(ids) if ids else ()",
+            "()",
             _QUEUE,
         ),
         Mutant(
@@ -124,6 +126,55 @@ GROUP = MutantGroup(
             "added += await self._queue.add([_new_work(job) for job in page if job.deadline > now])",
             "added += 0",
             _QUEUE,
+        ),
+        Mutant(
+            "work in progress is claimed after a pause of the queue",
+            "durable/work_runner.py",
+            "        if not self._streak.is_complete(asyncio.get_running_loop().time()):\n            return\n",
+            "",
+            _OUTAGES,
+        ),
+        Mutant(
+            "renewals wait for the gateway",
+            "durable/work_runner.py",
+            "        for key in self.renewal.lost:\n",
+            "        await self._source.ended([])\n        for key in self.renewal.lost:\n",
+            _OUTAGES,
+        ),
+        Mutant(
+            "the result of an item is lost with the database",
+            "durable/work_source.py",
+            "await self._retried(self._items.load_items, [item])",
+            "await self._run(self._items.load_items, [item])",
+            _OUTAGES,
+        ),
+        Mutant(
+            "a refused load is repeated for ever",
+            "durable/work_runner.py",
+            "            except WorkRefused as error:\n",
+            "            except ZeroDivisionError as error:\n",
+            _OUTAGES,
+        ),
+        Mutant(
+            "a refused result is repeated as it is",
+            "durable/gateway_work.py",
+            "replace(report, answer=None, problem=",
+            "replace(report, problem=",
+            _PULLED,
+        ),
+        Mutant(
+            "an answer has all work at once",
+            "durable/pulled_work.py",
+            "                if loaded.work and size > self._loaded_bytes:\n",
+            "                if False:\n",
+            _PULLED,
+        ),
+        Mutant(
+            "the model that a pull-worker reports has the price",
+            "durable/pulled_work.py",
+            "cost_nanos=self._cost_of(charged)",
+            "cost_nanos=self._cost_of(entry)",
+            _PULLED,
         ),
         Mutant(
             "the window never shrinks",

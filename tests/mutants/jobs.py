@@ -91,8 +91,8 @@ GROUP = MutantGroup(
         Mutant(
             "a job ends twice",
             "ledger/stores/async_jobs.py",
-            "    is_open = (_c.id == end.id) & _IS_UNFINISHED\n    return",
-            "    is_open = _c.id == end.id\n    return",
+            "    .where(_IS_OPEN)\n    .values(\n",
+            '    .where(_c.id == bindparam("job"))\n    .values(\n',
             (*_RUNNER, *_HTTP),
         ),
         Mutant(

@@ -67,8 +67,8 @@ GROUP = MutantGroup(
         Mutant(
             "a gateway without replicas is not ready",
             "dispatch/pool.py",
-            "return any(view.phase is Phase.READY or view.scale_up_wait_s is not None for view in views)",
-            "return any(view.phase is Phase.READY for view in views)",
+            ' and view.role != "prefill") or view.scale_up_wait_s is not None for view in views',
+            ' and view.role != "prefill") for view in views',
         ),
         Mutant(
             "a draining worker is probed",

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferry.pipelines.batch_sizes import MAX_INPUTS, batch_sizes, map_window
+from inferry.pipelines.batch_sizes import FULL_QUEUE, MAX_INPUTS, MIN_WINDOW, MapLoad, batch_sizes, may_start
 from inferry.pipelines.deadlines import StageDurations, stage_deadline, times_after
 
 SECONDS = st.floats(0.001, 100)
@@ -82,8 +82,30 @@ def test_idle_workers_share_a_stage_and_a_queue_makes_it_one_call() -> None:
     assert batch_sizes(2, 0, 4) == [1, 1]
 
 
-@given(st.integers(1, 5000), st.integers(0, 2000), st.integers(1, 1000))
-def test_a_map_never_fills_the_queue(items: int, queued: int, limit: int) -> None:
-    window = map_window(items, queued, limit)
-    assert 1 <= window <= items
-    assert window == 1 or queued + window <= limit
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 4)), min_size=1, max_size=50), st.integers(1, 2000))
+def test_all_maps_together_never_fill_the_queue(maps: list[tuple[int, int]], limit: int) -> None:
+    """All maps start what they may before any job is in the queue; then all jobs are queued, and they look again."""
+    load, in_flight = MapLoad(), [0] * len(maps)
+    load.maps = len(maps)
+    for queued in (0, None):
+        for index, (items, width) in enumerate(maps):
+            known = load.jobs if queued is None else queued
+            while in_flight[index] < items and may_start(in_flight[index], width, load, known, limit):
+                in_flight[index] += 1
+                load.jobs += width
+    beyond_first = sum(max(0, count - 1) * width for count, (_, width) in zip(in_flight, maps, strict=True))
+    assert beyond_first <= limit // 2
+    assert all(count >= min(1, items) for count, (items, _) in zip(in_flight, maps, strict=True))
+
+
+def test_one_map_fills_the_next_batches_and_many_share_them() -> None:
+    load = MapLoad()
+    load.maps = 1
+    assert may_start(FULL_QUEUE - 1, 1, load, 0, 10_000)
+    assert not may_start(FULL_QUEUE, 1, load, 0, 10_000)
+    load.maps = 16
+    assert may_start(15, 1, load, 0, 10_000)
+    assert not may_start(16, 1, load, 0, 10_000)
+    load.maps = 1000
+    assert may_start(MIN_WINDOW - 1, 1, load, 0, 10_000)
+    assert not may_start(1, 1, load, 5000, 10_000), "the queue is half full"

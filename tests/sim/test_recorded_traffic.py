@@ -3,12 +3,16 @@
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from inferry.cli.config.loader import parse
 from inferry.cli.settings_try import predict
+from inferry.domain.lanes import Lane
 from inferry.domain.traffic import RecordedCall
-from inferry.sim.costs import EngineFlags
+from inferry.sim.calls import CallRow
+from inferry.sim.costs import CostModel, EngineFlags, EngineModel
+from inferry.sim.gpu_shares import gpu_seconds
 from inferry.sim.prompts import length
 from inferry.sim.recorded_traffic import MIN_CALLS, fitted_model, recorded_runs
 from inferry.sim.workload import SimulationSetupError
@@ -99,3 +103,49 @@ def test_too_few_calls_need_a_model() -> None:
     config = parse({"lanes": STABLE})
     with pytest.raises(SimulationSetupError, match="--model"):
         predict(config, config, traffic(10))
+
+
+def test_a_trial_predicts_what_batching_saves_of_the_gpu() -> None:
+    """Held calls run beside each other and share the fixed part of steps; the others run alone."""
+    held = {"P1": {**STABLE["P1"], "window": "fixed", "coalesce_ms": 2000, "max_wait_ms": 2000}}
+    costs = CostModel(base_s=BASE_S, prefill_token_s=1e-6, sequence_s=0.0, kv_token_s=0.0)
+    model = EngineModel(name="steps only", costs=costs)
+    found = predict(parse({"lanes": STABLE}), parse({"lanes": held}), traffic(per_s=2.0), model, share=0.5)
+    assert found.new["P1"].cost < 0.9 * found.current["P1"].cost
+
+
+def test_gpu_time_of_the_current_version_is_what_the_ledger_recorded() -> None:
+    calls = traffic()
+    recorded = 1000 * sum(call.gpu_seconds or 0.0 for call in calls) / sum(call.output_tokens for call in calls)
+    both = parse({"lanes": STABLE}), parse({"lanes": STABLE})
+    assert predict(*both, calls).current["P1"].cost == pytest.approx(recorded)
+    without = [msgspec.structs.replace(call, gpu_seconds=None) for call in calls]
+    assert predict(*both, without).current["P1"].cost > 0
+
+
+def test_gpu_seconds_are_shared_by_calls_that_run_at_the_same_time() -> None:
+    costs = CostModel(base_s=1.0, prefill_token_s=0.1, sequence_s=0.0, kv_token_s=0.0)
+    # On worker 0, one call from 0 to 4 s and one from 2 to 4 s, with 10 and 20 prompt tokens. On worker 1, one alone.
+    rows = [a_row(0.0, 4.0, prompt=10), a_row(2.0, 2.0, prompt=20), a_row(0.0, 3.0, prompt=10, worker=1)]
+    first, second, alone = gpu_seconds(rows, costs, [7.0, 3.0])
+    # 7 s less 3 s of prompts are fixed. The first call has 2 s alone and half of 2 s, the second half of 2 s.
+    assert [first, second, alone] == pytest.approx([1 + 4 * 3 / 4, 2 + 4 * 1 / 4, 3.0])
+
+
+def a_row(at: float, end_s: float, *, prompt: int, worker: int = 0) -> CallRow:
+    return CallRow(
+        run="r",
+        step="s",
+        tenant="t",
+        lane=Lane.P1,
+        prompt=prompt,
+        output=1,
+        at=at,
+        ttft_s=0.5,
+        end_s=end_s,
+        late_s=0.0,
+        outcome="done",
+        produced=1,
+        sent_s=0.0,
+        worker=worker,
+    )

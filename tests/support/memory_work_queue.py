@@ -28,6 +28,7 @@ class MemoryWorkQueue:
 
     def __init__(self) -> None:
         self.is_up = True
+        self.failures = 0
         self._numbers: dict[str, itertools.count[int]] = {}
         self.lose()
 
@@ -111,6 +112,7 @@ class MemoryWorkQueue:
 
     def _check(self) -> None:
         if not self.is_up:
+            self.failures += 1
             raise QueueUnavailable("away")
 
     def _append(self, stream: str, id: str) -> None:

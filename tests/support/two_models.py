@@ -17,13 +17,15 @@ from support.upstream import DONE, Upstream, begin, event
 
 
 class TwoModelGateway(TenantGateway):
-    """`answers`: text by model, or a function of the body. `logprob`: of each token of the small model; None gives
-    none. `hold`: models that answer once `released` is set. `status`: models that fail with this status.
+    """`answers`: text by model, or a function of the body. `tool_calls`: by model, instead of the text of a chat.
+    `logprob`: of each token of the small model; None gives none. `hold`: models that answer once `released` is set.
+    `status`: models that fail with this status.
     """
 
     def __init__(self, directory: Path, config: dict[str, Any] | None = None) -> None:
         self.upstream = Upstream(self._script)
         self.answers: dict[str, Any] = {"small": "Small", "large": "Large"}
+        self.tool_calls: dict[str, list[dict[str, Any]]] = {}
         self.logprob: float | None = -0.1
         self.hold: set[str] = set()
         self.released = asyncio.Event()
@@ -63,6 +65,9 @@ class TwoModelGateway(TenantGateway):
                 logprobs = {"content": tokens} if is_chat else {"tokens": [word], "token_logprobs": [self.logprob]}
             piece: dict[str, Any] = {"delta": {"content": word}} if is_chat else {"text": word}
             finish = "stop" if number == len(words) - 1 else None
+            if is_chat and model in self.tool_calls:
+                piece = {"delta": {"tool_calls": self.tool_calls[model] if number == 0 else []}}
+                finish = finish and "tool_calls"
             choice = {"index": 0, **piece, "logprobs": logprobs, "finish_reason": finish}
             await response.write(event({**head, "choices": [choice]}))
         counts = {"prompt_tokens": 10, "completion_tokens": len(words), "total_tokens": 10 + len(words)}

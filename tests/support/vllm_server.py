@@ -36,8 +36,10 @@ class VllmServer(EngineProcess):
 
     probe = (9, 9, 9)
 
-    def __init__(self, model_dir: Path, log_path: Path, *more: str, max_sequences: int = 32) -> None:
-        super().__init__(log_path, ENVIRONMENT)
+    def __init__(
+        self, model_dir: Path, log_path: Path, *more: str, max_sequences: int = 32, **environment: str
+    ) -> None:
+        super().__init__(log_path, {**ENVIRONMENT, **environment})
         self._command = [
             *(str(vllm_venv() / "bin" / "vllm"), "serve", str(model_dir), "--served-model-name", "m"),
             *("--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"),
@@ -68,11 +70,11 @@ class VllmServer(EngineProcess):
             before, found = found, self.metric("vllm:generation_tokens_total")
         return self.metric(name)
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a metric's samples, or of those with this label."""
         status, _, page = get(self.url, "/metrics")
         assert status == 200
-        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", page, re.MULTILINE)
+        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*{re.escape(label)}[^}}]*\}})? (\S+)$", page, re.MULTILINE)
         assert found, name
         return sum(map(float, found))
 

@@ -16,8 +16,6 @@ from inferry.ledger.stores.opening import open_queries
 
 cascade_app = typer.Typer(help="Cascades: a small model answers, a large one where the small one is unsure.")
 
-DEFAULT_SINCE_S = 30 * 86_400.0
-
 
 @cascade_app.callback()
 def _commands() -> None:
@@ -31,7 +29,7 @@ def tune(
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence of the promise.")] = 0.95,
     since: Annotated[
         float, typer.Option(metavar="DURATION", parser=parse_duration, help="Calls of this long ago: 2h, 7d.")
-    ] = DEFAULT_SINCE_S,
+    ] = "30d",  # type: ignore[assignment]  # typer runs defaults through the parser
     config_file: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Configuration that names the ledger.")
     ] = None,

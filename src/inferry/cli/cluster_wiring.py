@@ -32,6 +32,7 @@ from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
 from inferry.domain.ports import TextAssembler, Tokenizer
+from inferry.ingress.app import CHATS
 from inferry.ingress.auth import Auth
 from inferry.ingress.forwarding import ForwardingApp
 from inferry.ingress.http.connection import Connection
@@ -291,8 +292,8 @@ def build_ingress(
     auth = Auth(tenants, allow_remote=config.auth.allow_remote, wall=clock.wall)
     app = ForwardingApp(gateway, metrics, http_limits(config.server), auth, tracer=tracer)
     if config.histories:
-        app.stored_posts |= {b"/v1/chat/completions"}
-    compose(config, app, gateway)
+        app.stored_posts |= CHATS
+    compose(config, app, gateway, config.lane_policies())
     app.use_owner(link.open_http)
     app.report_requests()
     follow_rate_limits(link, gate)

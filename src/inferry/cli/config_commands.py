@@ -8,9 +8,9 @@ import msgspec
 import typer
 import yaml
 
-from inferry.cli.config.loader import load, parse
+from inferry.cli.config.loader import load
 from inferry.cli.config.schema import Config, ConfigError
-from inferry.cli.config.sections import sections_of, with_sections
+from inferry.cli.config.sections import completed, sections_of, with_sections
 from inferry.cli.config.yaml_file import one_line_error, read_yaml
 from inferry.cli.config_output import change_table, comparison_table, prediction_table, shown_value
 from inferry.cli.formats import parse_duration
@@ -21,14 +21,16 @@ from inferry.cli.settings_wiring import read_recorded
 from inferry.cli.simulate_setup import load_model
 from inferry.cli.terminal import console, fail
 from inferry.domain.settings_versions import Sections
-from inferry.settings.sections import VERSIONED, differences
+from inferry.settings.sections import COMPOSED, VERSIONED, differences
 from inferry.sim.workload import SimulationSetupError
 
 config_app = typer.Typer(
     help="Versions of the settings of a gateway: diff, try, apply, rollback, history, compare.", no_args_is_help=True
 )
 
-NewFile = Annotated[Path, typer.Argument(help="YAML file with the new settings, such as `lanes`.", metavar="FILE")]
+NewFile = Annotated[
+    Path, typer.Argument(help="YAML file with the new settings, such as `lanes` or `routes`.", metavar="FILE")
+]
 Period = Annotated[
     float, typer.Option("--last", metavar="DURATION", parser=parse_duration, help="Traffic to replay, up to now.")
 ]
@@ -66,7 +68,9 @@ def try_settings(
     as_json: Json = False,
 ) -> None:
     """Replay recent traffic in the simulator with the active settings and with new ones. Changes nothing."""
-    _show_prediction(_predict(new, config_file, ledger, last, model, share), as_json)
+    prediction = _predict(new, config_file, ledger, last, model, share)
+    if prediction is not None:
+        _show_prediction(prediction, as_json)
 
 
 @config_app.command("apply")
@@ -92,8 +96,9 @@ def apply(
     body: dict[str, Any] = {"note": note, "share": share, "force": force, "version": version}
     if new is not None:
         body["sections"] = _read(new)
-        if not no_try:
-            _check_prediction(_predict(new, config_file, ledger, last, model, share), _load(config_file))
+        prediction = None if no_try else _predict(new, config_file, ledger, last, model, share)
+        if prediction is not None:
+            _check_prediction(prediction, _load(config_file))
     state = ask(url, "POST", "/admin/settings", admin_key, body=body)
     _show_state(state)
 
@@ -120,29 +125,37 @@ def history(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = 
 
 @config_app.command("compare")
 def compare(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = False) -> None:
-    """Compare the two versions of the latest trial, with confidence intervals."""
+    """Compare the two versions of the latest trial, or the version applied last with the one before it."""
     found = ask(url, "GET", "/admin/settings/comparison", admin_key)
     if as_json:
         typer.echo(msgspec.json.encode(found))
         return
     out = console()
+    before = "" if found["kind"] == "trial" else " in the time before it"
     out.print(comparison_table(found))
     out.print(
-        f"version {found['candidate']} against {found['active']}; all intervals hold at all times with a probability "
-        f"of {found['confidence']:.0%}",
+        f"version {found['candidate']} against {found['active']}{before}; all intervals hold at all times with "
+        f"a probability of {found['confidence']:.0%}",
         soft_wrap=True,
     )
 
 
 def _predict(
     new: Path, config_file: Path | None, ledger: str | None, last_s: float, model: Path | None, share: float | None
-) -> Prediction:
+) -> Prediction | None:
+    """None where nothing that the simulator has differs."""
     base = _load(config_file)
     until = time.time()
     try:
         active, calls = read_recorded(ledger or base.ledger, until - last_s, until)
         current = base if active is None else with_sections(base, active.sections)
         changed = with_sections(current, _read(new))
+        different = differences(sections_of(current), sections_of(changed))
+        composed = [one.name for one in different if one.path[0] in COMPOSED]
+        if composed:
+            typer.echo(f"not simulated, since it depends on prompts: {', '.join(composed)}", err=True)
+            if len(composed) == len(different):
+                return None
         return predict(current, changed, calls, None if model is None else load_model(model), share)
     except (ConfigError, SimulationSetupError) as error:
         fail(str(error))
@@ -198,10 +211,9 @@ def _read(path: Path) -> Sections:
     if not given:
         fail(f"{path} has none of the sections with versions: {', '.join(VERSIONED)}")
     try:
-        complete = sections_of(parse(given))
+        return completed(given)
     except ConfigError as error:
         fail(f"{path}: {error}")
-    return {name: complete[name] for name in given}
 
 
 def _load(path: Path | None) -> Config:

@@ -196,6 +196,7 @@ def _watch_states(
             "inferry_slo_itl_target_seconds": lambda: _targets_s("itl_ms", lanes),
             "inferry_open_streams": lambda: loop.open_streams,
             "inferry_merged_deltas_total": lambda: loop.merged_deltas,
+            "inferry_prefills_total": lambda: loop.prefills,
             "inferry_ledger_entries_written_total": lambda: recorder.written,
             "inferry_ledger_entries_dropped_total": lambda: recorder.dropped,
             "inferry_wait_prediction_coverage_ratio": waits.coverages,

@@ -17,7 +17,7 @@ from inferry.domain.lanes import Lane
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.tenants import Tenant
 from inferry.durable.gateway_work import CollectedRows, GatewayWork, NoGateway
-from inferry.durable.work_runner import WorkRunner
+from inferry.durable.work_runner import WorkRefused, WorkRunner
 from inferry.ingress.admin_work import WORK
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
@@ -33,6 +33,7 @@ CONNECT_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 5.0
 POLL_S = 0.1
 GPU_TIME_S = 1.0
+_REFUSED = frozenset({400, 413})
 
 
 class GatewayClient:
@@ -44,7 +45,7 @@ class GatewayClient:
         self._servers = [ServerClient(client, MAX_RESPONSE_BYTES) for client in self._clients]
 
     async def post(self, body: bytes) -> bytes:
-        """Raises NoGateway."""
+        """Raises NoGateway, and WorkRefused for a message that a gateway does not understand or finds too large."""
         problem = "no gateway"
         for _ in self._servers:
             try:
@@ -53,6 +54,8 @@ class GatewayClient:
                 if status == 200:
                     return answer
                 problem = f"the gateway answered {status}"
+                if status in _REFUSED:
+                    raise WorkRefused(problem)
             except WorkerLost as error:
                 problem = error.message
             self._servers.append(self._servers.pop(0))

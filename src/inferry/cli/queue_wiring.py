@@ -81,17 +81,19 @@ class QueuedWork:
             consumer=shared.consumer,
             lanes={lane.name: limits.job_concurrency + more.get(lane.name, 0) for lane in Lane},
             skipped=shared.skipped,
+            give_up=self.work.give_up,
         )
         return QueuedJobs(store, self._executor, shared.queue, self.work, self.runner, self._clock, on_end=on_end)
 
     def watch(self, metrics: Metrics) -> None:
-        runner = self.runner
+        runner, queue = self.runner, self._shared.queue
         results = ("taken", "claimed", "done", "lost", "put_back", "dead")
         metrics.watch(
             {
                 "inferry_work_queue_depth": lambda: runner.renewal.depth,
                 "inferry_pull_workers": lambda: runner.renewal.pull_workers,
                 "inferry_work_in_flight": lambda: runner.in_flight,
+                "inferry_work_queue_errors_total": lambda: queue.failures,
                 "inferry_work_deliveries_total": lambda: {one: runner.deliveries[one] for one in results},
             }
         )

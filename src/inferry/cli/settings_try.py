@@ -15,6 +15,7 @@ from inferry.scheduling.lane_switch import LaneTrial
 from inferry.sim.calls import CallRow, Run
 from inferry.sim.costs import EngineFlags, EngineModel
 from inferry.sim.gateway import GatewayFrontend
+from inferry.sim.gpu_shares import gpu_seconds
 from inferry.sim.recorded_traffic import LanePrediction, fitted_model, recorded_runs
 from inferry.sim.report import attains, quantile
 from inferry.sim.simulation import Frontend, Simulation
@@ -44,7 +45,8 @@ def predict(
     """Play the calls with both versions: each with all runs, or in a trial that gives a `share` of them the new one.
 
     Attainment of both is measured against the targets of the current version. Without a model the engine's costs are
-    fitted to the calls. Raises SimulationSetupError.
+    fitted to the calls. GPU time is scaled so that the current version has what the ledger recorded. Raises
+    SimulationSetupError.
     """
     model = model or fitted_model(calls, EngineFlags())
     if model is None:
@@ -62,9 +64,10 @@ def predict(
         raise SimulationSetupError("no recorded call fits the KV capacity of the engines")
     prices, named = current.price_list(), {call.model for call in calls}
     price = next((prices[one] for one in named if one in prices), prices.get("*"))
-    tally = partial(_tally, model=model, targets=targets, price=price)
+    alone = _play(fitting, arms[0], arms[0].frontend(), model, targets)
+    tally = partial(_tally, model=model, targets=targets, price=price, gpu_scale=_gpu_scale(alone, calls))
     if share is None or share == 1:
-        before, after = (tally(_play(fitting, arm, arm.frontend(), model, targets)) for arm in arms)
+        before, after = tally(alone), tally(_play(fitting, arms[1], arms[1].frontend(), model, targets))
     else:
         frontend, split = arms[0].frontend(), RunSplit(SALT, share)
         assert isinstance(frontend, GatewayFrontend)
@@ -96,21 +99,29 @@ def _tally(
     model: EngineModel,
     targets: Mapping[Lane, SloTarget],
     price: Price | None,
+    gpu_scale: float,
     is_counted: Callable[[CallRow], bool] = lambda row: True,
 ) -> dict[str, LanePrediction]:
-    """The lanes' figures. The engines' time is divided by the work of the calls."""
-    gpu_s_per_work = sum(simulation.busy_s) / (sum(_work_s(row, model) for row in simulation.rows) or 1.0)
-    rows = [row for row in simulation.rows if is_counted(row)]
-    return {
-        lane.name: _lane(mine, targets[lane].ttft_s, price, gpu_s_per_work * sum(_work_s(row, model) for row in mine))
-        for lane in Lane
-        if (mine := [row for row in rows if row.lane is lane])
-    }
+    """The lanes' figures."""
+    seconds = gpu_seconds(simulation.rows, model.costs, simulation.busy_s)
+    rows = [(row, gpu_s) for row, gpu_s in zip(simulation.rows, seconds, strict=True) if is_counted(row)]
+    found: dict[str, LanePrediction] = {}
+    for lane in Lane:
+        mine = [row for row, _ in rows if row.lane is lane]
+        if mine:
+            gpu_s = gpu_scale * sum(gpu_s for row, gpu_s in rows if row.lane is lane)
+            found[lane.name] = _lane(mine, targets[lane].ttft_s, price, gpu_s)
+    return found
 
 
-def _work_s(row: CallRow, model: EngineModel) -> float:
-    """What the tokens of a call cost the engine, alone."""
-    return model.costs.prefill_token_s * (row.prompt - row.cached) + model.costs.base_s * row.produced
+def _gpu_scale(current: Simulation, calls: Sequence[RecordedCall]) -> float:
+    """Recorded GPU time of an output token over the simulated one; 1 where the ledger has none."""
+    known = [call for call in calls if call.gpu_seconds is not None]
+    recorded, tokens = sum(call.gpu_seconds or 0.0 for call in known), sum(call.output_tokens for call in known)
+    simulated, produced = sum(current.busy_s), sum(row.produced for row in current.rows)
+    if not recorded or not tokens or not simulated or not produced:
+        return 1.0
+    return (recorded / tokens) / (simulated / produced)
 
 
 def _lane(rows: Sequence[CallRow], ttft_s: float, price: Price | None, gpu_s: float) -> LanePrediction:

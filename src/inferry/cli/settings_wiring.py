@@ -1,7 +1,9 @@
 """Settings with versions, applied to a gateway. Part of the composition root."""
 
+from collections.abc import Callable
 from functools import partial
 
+from inferry.cli.composed_wiring import ComposedModels
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.sections import sections_of, with_sections
 from inferry.dispatch.gateway import Gateway
@@ -24,6 +26,7 @@ from inferry.scheduling.lane_switch import LaneTrial
 def make_settings(
     config: Config,
     lanes: dict[Lane, LanePolicy],
+    composed: ComposedModels,
     gateway: Gateway,
     database: LedgerDatabase,
     executor: StoreExecutor,
@@ -31,19 +34,27 @@ def make_settings(
 ) -> SettingsManager:
     """The settings in use, restored. `lanes` is read by every component that needs policies, and updated in place."""
 
-    def use(state: SettingsState, split: RunSplit | None) -> None:
-        trial = None
-        if state.candidate is not None and split is not None:
-            trial = LaneTrial(_policies(config, state.candidate.sections), state.candidate.number, split)
-        lanes.update(_policies(config, state.active.sections))
-        gateway.use_lanes(lanes, state.active.number, trial)
+    def prepare(state: SettingsState, split: RunSplit | None) -> Callable[[], None]:
+        versions = [one for one in (state.active, state.candidate) if one is not None]
+        configs = [with_sections(config, one.sections) for one in versions]
+        sets = composed.make(configs)
+
+        def use() -> None:
+            trial = None
+            if state.candidate is not None and split is not None:
+                trial = LaneTrial(configs[1].lane_policies(), state.candidate.number, split)
+            lanes.update(configs[0].lane_policies())
+            gateway.use_lanes(lanes, state.active.number, trial)
+            composed.versions.use(sets[0], sets[-1], split)
+
+        return use
 
     settings = SettingsManager(
         SettingsStore(database),
         run=executor.run,
         wall=clock.wall,
         complete=partial(_complete, config),
-        use=use,
+        prepare=prepare,
         models=lambda: served_models(config, gateway),
         guardrails=config.settings.guardrails(),
         can_try=config.ledger != IN_MEMORY,
@@ -55,10 +66,6 @@ def make_settings(
 def served_models(config: Config, gateway: Gateway) -> set[str]:
     """The models of the workers, and those that the configuration names for workers that are not up yet."""
     return {*gateway.models.cards(), *(model for worker in config.workers for model in worker.models)}
-
-
-def _policies(config: Config, sections: Sections) -> dict[Lane, LanePolicy]:
-    return with_sections(config, sections).lane_policies()
 
 
 def _complete(config: Config, sections: Sections) -> Sections:

@@ -1,7 +1,7 @@
 """The composition root: configuration in, objects out.
 
-Components are made here, in `gateway_wiring` and in `worker_wiring`, and nowhere else. Only these import workers and
-stores.
+Components are made here and in the other `*_wiring` modules. Only the modules named in `tests/test_import_rules.py`
+import workers and stores.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
 from inferry.cli.app_wiring import make_app
-from inferry.cli.composed_wiring import compose
+from inferry.cli.composed_wiring import ComposedModels, compose
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig
 from inferry.cli.config.workers import (
     RayWorkerConfig,
@@ -56,7 +56,7 @@ from inferry.ingress.batches.async_jobs import AsyncJobsRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.dashboard.data import DashboardData
-from inferry.ingress.histories.endpoint import HistoryChatEndpoint
+from inferry.ingress.histories.endpoint import HistoryEndpoint
 from inferry.ingress.histories.router import HistoriesRouter
 from inferry.ingress.histories.summaries import Summaries
 from inferry.ingress.responses.router import ResponsesRouter
@@ -201,12 +201,12 @@ def assemble(
         sessions=config.sessions.limits(),
     )
     app = make_app(app_type, config, gateway, metrics, tenants, run_reader, tracer, clock)
-    compose(config, app, gateway)
+    composed = compose(config, app, gateway, lanes)
     accounts = SpendingSync(gate, clock, load_spending)
     storage = _stored_content(config, app, clock, tenants, gateway, recorder, shared_queue(config, shared, pool))
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     _mount_observation(config, app, gateway, observation, lanes)
-    settings = _mount_settings(config, lanes, app, gateway, storage, clock)
+    settings = _mount_settings(config, lanes, composed, app, gateway, storage, clock)
     read = partial(_open_run_reader, config.ledger)
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, read)
     sharing = None if shared is None else share(shared, gateway, metrics, clock.wall() - runs.tombstone_s)
@@ -219,9 +219,15 @@ def assemble(
 
 
 def _mount_settings(
-    config: Config, lanes: dict[Lane, LanePolicy], app: App, gateway: Gateway, storage: Storage, clock: Clock
+    config: Config,
+    lanes: dict[Lane, LanePolicy],
+    composed: ComposedModels,
+    app: App,
+    gateway: Gateway,
+    storage: Storage,
+    clock: Clock,
 ) -> SettingsManager:
-    settings = make_settings(config, lanes, gateway, storage.database, storage.executor, clock)
+    settings = make_settings(config, lanes, composed, gateway, storage.database, storage.executor, clock)
     app.mount_admin(lambda refuse, fail: AdminSettings(refuse, fail, settings))
     return settings
 
@@ -300,7 +306,7 @@ def _stored_content(
     settings = {model: history.settings() for model, history in config.histories.items()}
     summaries = Summaries(settings, storage.documents, app.serve, clock)
     if settings:
-        app.use_histories(HistoryChatEndpoint(gateway, summaries))
+        app.use_histories(lambda inner: HistoryEndpoint(inner, gateway, summaries))
     app.mount(lambda refuse, fail: HistoriesRouter(refuse, fail, storage.documents, summaries))
     return storage
 

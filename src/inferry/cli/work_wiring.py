@@ -30,6 +30,7 @@ def mount_work(config: Config, app: App, storage: Storage, tenants: TenantWatche
             caller_of=tenants.stored_caller,
             cost_of=cost_of,
             record=recorder.record,
+            max_bytes=config.server.max_body_bytes,
         )
     dead_letters = DeadLetters(storage.documents)
     app.mount_admin(lambda refuse, fail: AdminWork(refuse, fail, dead_letters, pulled, key))

@@ -102,6 +102,8 @@ def http_worker(
         shares_cache=shares_cache(config),
         gpus=config.gpus,
         overflow=isinstance(config, OpenAIWorkerConfig) and config.overflow,
+        role="both" if vllm is None else vllm.role,
+        min_prefill_tokens=1 if vllm is None else vllm.min_prefill_tokens,
         tasks=None if config.tasks is None else frozenset(Task(name) for name in config.tasks),
         max_inputs=config.max_inputs_per_request,
         connect_timeout_s=config.connect_timeout_s,
@@ -115,8 +117,9 @@ def http_worker(
 
 def shares_cache(config: HttpWorkerConfig) -> bool:
     """Whether tenants share the prefix cache of the server."""
-    has_choice = isinstance(config, VllmWorkerConfig | UnsaltedWorkerConfig)
-    return has_choice and config.pool is None and config.isolation == "none"
+    if not isinstance(config, VllmWorkerConfig | UnsaltedWorkerConfig):
+        return False
+    return config.pool is None and config.isolation == "none"
 
 
 def _profile(config: HttpWorkerConfig) -> Profile:

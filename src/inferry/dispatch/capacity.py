@@ -50,6 +50,7 @@ class CapacityTracker:
         self._on_cached = on_cached
         self._tracked: dict[str, _TrackedWorker] = {}
         self._serving: dict[str, list[_TrackedWorker]] = {}
+        self._prefilling: dict[str, list[_TrackedWorker]] = {}
         self._arrivals = 0
 
     def use_lanes(self) -> None:
@@ -61,7 +62,7 @@ class CapacityTracker:
         """The view that the scheduler gets of a worker whose view in the pool has changed."""
         tracked = self._tracked.get(view.worker)
         if tracked is None or not view.controlled or tracked.view.models != view.models:
-            self._serving.clear()
+            self._forget_serving()
         if not view.controlled:
             self._tracked.pop(view.worker, None)
             return view
@@ -82,8 +83,12 @@ class CapacityTracker:
 
     def forget(self, worker: str) -> None:
         """A worker was removed; a later one of the same name starts afresh."""
-        self._serving.clear()
+        self._forget_serving()
         self._tracked.pop(worker, None)
+
+    def _forget_serving(self) -> None:
+        self._serving.clear()
+        self._prefilling.clear()
 
     def refresh(self, now: float) -> list[WorkerView]:
         """Views of the workers whose capacity has changed since the scheduler was last told."""
@@ -100,10 +105,16 @@ class CapacityTracker:
     def queued(self, attempt: Attempt, now: float) -> None:
         """Tell one controller of the job, in rotation: without the gateway, calls are divided like that."""
         job, model = attempt.job, attempt.job.route.model
-        serving = self._serving.get(model)
+        is_prefill = job.route.role == "prefill"
+        known = self._prefilling if is_prefill else self._serving
+        serving = known.get(model)
         if serving is None:
-            serving = [tracked for tracked in self._tracked.values() if model in tracked.view.models]
-            self._serving[model] = serving
+            serving = [
+                tracked
+                for tracked in self._tracked.values()
+                if model in tracked.view.models and (tracked.view.role == "prefill") == is_prefill
+            ]
+            known[model] = serving
         if serving:
             self._arrivals += 1
             serving[self._arrivals % len(serving)].controller.arrived(job.lane, job.footprint, now)
@@ -120,7 +131,8 @@ class CapacityTracker:
         if tracked is not None and attempt in tracked.jobs:
             job = attempt.job
             prefill_tokens = job.footprint.prefill_tokens
-            tracked.expected_cached_tokens += job.footprint.cached.high
+            if job.route.role != "decode":  # what was handed over is in no cache
+                tracked.expected_cached_tokens += job.footprint.cached.high
             tracked.jobs[attempt] = tracked.controller.first_token(job.lane, prefill_tokens, attempt.slo_start_at, now)
 
     def ended(self, attempt: Attempt, now: float) -> None:

@@ -58,7 +58,7 @@ CLEANUP_INTERVAL_S = 60.0
 
 
 class Gateway:
-    """Jobs in, streams out. Belongs to the event loop it is made on; `cli.wiring` makes it."""
+    """Jobs in, streams out. Belongs to the event loop it is made on; `cli.gateway_wiring` makes it."""
 
     def __init__(
         self,

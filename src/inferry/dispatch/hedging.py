@@ -111,6 +111,8 @@ def may_hedge(attempt: Attempt) -> bool:
     """Once, and only while its client has seen nothing."""
     job = attempt.job
     losses = job.attempt - 1 - job.preemptions - job.unreachable_attempts
+    if job.prefill is not None and job.route.role != "prefill":
+        losses -= 1  # the prefill before it
     return losses == 0 and job.resume_point is None and not attempt.output_tokens
 
 

@@ -14,11 +14,12 @@ from inferry.dispatch.pool import Pool
 from inferry.dispatch.usage_validator import UsageValidator
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import GatewayError
+from inferry.domain.errors import GatewayError, Prefilled
 from inferry.domain.job_events import JobEvents
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.plans import PROGRESS_INTERVAL_TOKENS, BatchPlan, Ended, FirstToken, PredictedWait, Produced
+from inferry.domain.prefill import billed_end, engine_usage
 from inferry.domain.recovery import Retry, next_attempt, total_usage
 from inferry.domain.streams import Delta, Done, End, Failed, Item, Placed, Restarted
 from inferry.domain.values import replace
@@ -37,8 +38,8 @@ _FIRST_TOKEN = FirstToken()
 class JobLifecycle:
     """Streams and attempts of the jobs in flight.
 
-    The owner sets `request_tick`, `on_retry`, which offers a job again after a delay in seconds, and `on_idle`, called
-    when the last job has ended.
+    `prefills` counts prefills by worker and result. The owner sets `request_tick`, `on_retry`, which offers a job again
+    after a delay in seconds, and `on_idle`, called when the last job has ended.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class JobLifecycle:
         self.demux = Demux()
         self._cancel_reasons: dict[str, GatewayError] = {}
         self._budget_stopped: set[str] = set()
+        self.prefills: dict[tuple[str, ...], float] = {}
         self.request_tick: Callable[[], None] = lambda: None
         self.on_retry: Callable[[str, float], None] = lambda job_id, delay_s: None
         self.on_idle: Callable[[], None] = lambda: None
@@ -195,6 +197,8 @@ class JobLifecycle:
         job, budget = attempt.job, self._budget
         if budget is None or job.payload.pooled is not None or self.is_stopping(job.job_id):
             return
+        if job.prefill is not None:
+            gpu_seconds += job.prefill.gpu_seconds
         if not budget.lease_gpu_time(job.job_id, gpu_seconds):
             self._stop_at_ceiling(attempt, budget)
 
@@ -219,6 +223,8 @@ class JobLifecycle:
             elif reason is not None and isinstance(end, Failed):
                 end = replace(end, error=reason)
         if isinstance(end, Failed) and end.error.can_failover and self._may_retry(end.error):
+            if stream.attempt.job.route.role == "prefill":
+                self._count_prefill(stream.attempt, end, now)
             retry = next_attempt(stream.attempt, end)
             if isinstance(retry, Retry):
                 self._retry(stream, end, retry, now)
@@ -234,6 +240,16 @@ class JobLifecycle:
         if slo_target is not None and now - attempt.slo_start_at > slo_target[0]:
             attempt.slo_attained = False
 
+    def _count_prefill(self, attempt: Attempt, end: Failed, now: float) -> None:
+        """A prefill has ended, in one way or the other. Its token goes nowhere, but is the first of its engine."""
+        is_ready = isinstance(end.error, Prefilled)
+        if is_ready:
+            attempt.first_token(now)
+            self._events.first_token(attempt, now)
+        if attempt.plan is not None:
+            key = (attempt.plan.worker, "handed_over" if is_ready else "failed")
+            self.prefills[key] = self.prefills.get(key, 0) + 1
+
     def _may_retry(self, error: GatewayError) -> bool:
         return (error.retry_after_s or 0.0) <= self._pool.policy.no_worker_timeout_s
 
@@ -243,10 +259,14 @@ class JobLifecycle:
         if self._budget is not None and (unwelcome := self._budget.retry_refusal(retry.job)) is not None:
             self.end(stream, replace(end, error=unwelcome), now)
             return
-        self._gpu_accounting.meter(lost, end.usage, now)
+        self._gpu_accounting.meter(lost, engine_usage(lost.job, end.usage), now)
         lost.ended(end, now)
-        lost.resumed = not retry.from_start
+        is_handover = isinstance(end.error, Prefilled)
+        lost.resumed = None if is_handover else not retry.from_start
         self._settle(lost, end, now)
+        if is_handover and retry.job.prefill is not None:
+            prefill = replace(retry.job.prefill, gpu_seconds=lost.gpu_seconds or 0.0)
+            retry = replace(retry, job=replace(retry.job, prefill=prefill))
         attempt = self._new_attempt(retry.job)
         # The grant stays; tokens lost with a worker are not charged.
         attempt.grant(lost.granted)
@@ -257,7 +277,7 @@ class JobLifecycle:
         stream.begin_attempt(attempt, from_start=retry.from_start)
         self._events.queued(attempt, now)
         job_id = retry.job.job_id
-        losses = retry.job.attempt - 1 - retry.job.preemptions
+        losses = retry.job.attempt - 1 - retry.job.preemptions - (retry.job.prefill is not None)
         if not losses or self._pool.serves_elsewhere(retry.job.route.model, retry.job.route.avoid):
             self.on_retry(job_id, 0.0)
         else:
@@ -271,11 +291,14 @@ class JobLifecycle:
         self._budget_stopped.discard(job.job_id)
         if self._budget is not None and is_budget_capped(job, end):
             end = replace(end, stopped=self._budget.exhausted_error(job.job_id), stopped_by_engine=True)
-        self._gpu_accounting.meter(attempt, end.usage, now)
+        worked = end
+        if job.prefill is not None:
+            worked, end = replace(end, usage=engine_usage(job, end.usage)), billed_end(job, end)
+        self._gpu_accounting.meter(attempt, worked.usage, now)
         attempt.ended(end, now)
         usage = total_usage(job, attempt.usage())
         cost = None if self._budget is None else self._budget.ended(attempt, usage, now)
-        self._settle(attempt, end, now, cost)
+        self._settle(attempt, worked, now, cost)
         if job.resume_point is not None and isinstance(end, Done):
             end = replace(end, usage=usage, raw=b"")
         self.demux.close(stream, end)
@@ -283,8 +306,8 @@ class JobLifecycle:
             self.on_idle()
 
     def _settle(self, attempt: Attempt, end: End, now: float, cost: int | None = None) -> None:
-        """Release what an attempt held and publish its end. An attempt whose job is retried has no cost: the last one
-        pays for what was delivered.
+        """Release what an attempt held and publish its end. `end` has the engine's own usage. An attempt whose job is
+        retried has no cost: the last one pays for what was delivered.
         """
         usage = end.usage
         self._scheduler.progress(

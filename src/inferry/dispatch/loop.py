@@ -23,6 +23,7 @@ from inferry.dispatch.lifecycle import JobLifecycle
 from inferry.dispatch.outage_timeout import OutageTimeout
 from inferry.dispatch.plan_runner import run_plan
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.prefill_router import PrefillRouter
 from inferry.dispatch.queue_admission import QueueAdmission
 from inferry.dispatch.task_set import TaskSet
 from inferry.dispatch.usage_validator import UsageValidator
@@ -79,6 +80,7 @@ class DispatchLoop:
         self._fleet = fleet
         self.used_fraction = fleet.used_fraction
         self._usage_validator = usage_validator
+        self._prefill_router = PrefillRouter(scheduler)
         self._cancel_sender = cancel_sender
         self._tasks = tasks
         self._ticks = ticks
@@ -107,6 +109,11 @@ class DispatchLoop:
         return len(self._demux)
 
     @property
+    def prefills(self) -> Mapping[tuple[str, ...], float]:
+        """Prefills by worker and result."""
+        return self._lifecycle.prefills
+
+    @property
     def merged_deltas(self) -> int:
         """Deltas merged into another because their reader was slow."""
         return self._demux.merge_counter.deltas
@@ -123,6 +130,8 @@ class DispatchLoop:
         """
         now = self._now()
         job, prediction = self._queue_admission.admit(job, now)
+        if self._prefill_router.is_enabled:
+            job = self._prefill_router.redirect(job)
         stream = self._lifecycle.open(job, granted_tokens, prediction)
         try:
             if hold_error is None:
@@ -202,6 +211,9 @@ class DispatchLoop:
             error = NoWorker(f"the adapter `{job.route.model}` was unloaded")
             self._lifecycle.end(stream, Failed(job_id, error), self._now())
             return
+        if self._prefill_router.is_stranded(job):
+            self._give_up_prefill(stream)
+            return
         self._scheduler.offer(job, self._now(), is_admitted=True)
         self._request_tick()
 
@@ -256,8 +268,12 @@ class DispatchLoop:
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def _view_changed(self, worker: str) -> None:
+        view = self._pool.view(worker)
+        self._prefill_router.view_changed(view)
         self._fleet.view_changed(worker)
-        self._outage_timeout.models_changed(self._pool.view(worker).models)
+        if view.role == "prefill":
+            self._release_stranded()
+        self._outage_timeout.models_changed(view.models)
 
     def _worker_removed(self, worker: str) -> None:
         self._fleet.forget(worker)
@@ -266,10 +282,25 @@ class DispatchLoop:
 
     def end_unroutable(self, reason: str) -> None:
         """End queued jobs that no worker can take any more."""
+        self._release_stranded()
         for stream in self._demux.streams():
             job = stream.attempt.job
             if stream.attempt.plan is None and not self._scheduler.has_route(job.route):
                 self.cancel(job.job_id, NoWorker(f"the last worker of model `{job.route.model}` {reason}"))
+
+    def _release_stranded(self) -> None:
+        """Have jobs that wait for a prefill worker computed whole where none is up."""
+        if self._prefill_router.is_enabled:
+            for stream in self._demux.streams():
+                attempt = stream.attempt
+                is_queued = attempt.plan is None and attempt.job.job_id not in self._evicted
+                if is_queued and self._prefill_router.is_stranded(attempt.job) and self._take_queued(attempt):
+                    self._give_up_prefill(stream)
+
+    def _give_up_prefill(self, stream: JobStream) -> None:
+        error = NoWorker("no prefill worker is up")
+        self._lifecycle.attempt_ended(stream, Failed(stream.attempt.job.job_id, error), self._now())
+        self._request_tick()
 
     def _hedge(self, attempt: Attempt, now: float) -> None:
         """Retry an overdue call on another worker, if allowed. Its worker gets no new work until it has confirmed the

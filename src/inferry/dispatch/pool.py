@@ -14,7 +14,7 @@ from inferry.dispatch.supervisor import WorkerSupervisor
 from inferry.dispatch.values import HealthPolicy, WorkerReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import Draining, NotFound, WorkerLost, WorkerTimeout, WorkerUnreachable
+from inferry.domain.errors import Draining, NotFound, Prefilled, WorkerLost, WorkerTimeout, WorkerUnreachable
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ports import ModelCard, RunKeeper, TokenCounter, Worker
 from inferry.domain.streams import Done
@@ -85,13 +85,13 @@ class Pool:
         return supervisor is not None and supervisor.view.is_remote
 
     def serves(self, model: str) -> bool:
-        """Whether some worker of this model is up, those for overflow aside."""
+        """Whether some worker of this model is up, those for overflow or prefill aside."""
         return model in self._models_up
 
     def serves_elsewhere(self, model: str, avoid: Collection[str]) -> bool:
-        """Whether some other worker of this model is up, those for overflow aside."""
+        """Whether some other worker of this model is up, those for overflow or prefill aside."""
         return any(
-            view.phase is Phase.READY and model in view.models and view.worker not in avoid and not view.overflow
+            view.phase is Phase.READY and model in view.models and view.worker not in avoid and _takes_calls(view)
             for view in self.views()
         )
 
@@ -100,7 +100,7 @@ class Pool:
         return model not in self._models_up and any(
             (supervisor.was_up or supervisor.view.scale_up_wait_s is not None)
             and not supervisor.is_drained
-            and not supervisor.view.overflow
+            and _takes_calls(supervisor.view)
             and model in supervisor.view.models
             for supervisor in self._supervisors.values()
         )
@@ -146,7 +146,9 @@ class Pool:
     def is_ready(self) -> bool:
         """Whether a worker is up, or can be started on demand."""
         views = self.views()
-        return any(view.phase is Phase.READY or view.scale_up_wait_s is not None for view in views)
+        return any(
+            (view.phase is Phase.READY and view.role != "prefill") or view.scale_up_wait_s is not None for view in views
+        )
 
     def health(self) -> list[WorkerHealth]:
         now = self._clock.now()
@@ -191,7 +193,7 @@ class Pool:
         if supervisor is None:
             return
         end = attempt.end
-        if isinstance(end, Done):
+        if isinstance(end, Done) or (end is not None and isinstance(end.error, Prefilled)):
             supervisor.breaker.served()
         elif (
             end is not None
@@ -302,7 +304,8 @@ class Pool:
         cards: dict[str | None, dict[str, ModelCard]] = {}
         worker_count: Counter[str] = Counter()
         for supervisor in self._supervisors.values():
-            worker_count.update(supervisor.view.models)
+            if supervisor.view.role != "prefill":
+                worker_count.update(supervisor.view.models)
             if supervisor.view.is_remote:
                 worker_count.update(supervisor.view.models)
             pool_cards = cards.setdefault(supervisor.view.isolation, {})
@@ -312,8 +315,13 @@ class Pool:
         self._cards = cards
         self._serving = worker_count
         self._models_up = frozenset(
-            model for view in self.views() if view.phase is Phase.READY and not view.overflow for model in view.models
+            model for view in self.views() if view.phase is Phase.READY and _takes_calls(view) for model in view.models
         )
+
+
+def _takes_calls(view: WorkerView) -> bool:
+    """Whether the worker takes whole calls that do not overflow."""
+    return not view.overflow and view.role != "prefill"
 
 
 async def _stop(supervisor: WorkerSupervisor) -> None:

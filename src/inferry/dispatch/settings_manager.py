@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+import msgspec
+
 from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.domain.errors import Conflict, InvalidRequest, LedgerUnavailable, NotFound
 from inferry.domain.run_split import RunSplit
@@ -25,15 +27,18 @@ from inferry.domain.settings_versions import (
     SettingsState,
     SettingsVersion,
 )
-from inferry.settings.comparison import compare
-from inferry.settings.guardrails import interval_error, rollback_reason
-from inferry.settings.sections import differences, whole_only
+from inferry.settings.comparison import ATTAINMENT, compare
+from inferry.settings.guardrails import breach_reason, interval_error, rollback_reason
+from inferry.settings.sections import calls_other_models, differences, retargeted, whole_only
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 MAX_CHANGES = 200
 """Changes in a listing, and how far back the version before the active one is looked for."""
+
+
+_Prepared = tuple[SettingsChange, SettingsState, Callable[[], None]]
 
 
 class SettingsStore(Protocol):
@@ -50,8 +55,9 @@ class SettingsStore(Protocol):
 
 
 class SettingsManager:
-    """`complete` checks sections and fills in defaults, or raises InvalidRequest. `use` applies a state. `models` are
-    those served now. `run` runs a blocking function off the event loop. Without `can_try` no trial is started.
+    """`complete` checks sections and fills in defaults, or raises InvalidRequest. `prepare` makes what a state needs,
+    and returns the function that puts it in use; both block. `models` are those served now. `run` runs a blocking
+    function off the event loop. Without `can_try` no trial is started, and nothing is rolled back by itself.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class SettingsManager:
         run: Callable[..., Awaitable[Any]],
         wall: Callable[[], float],
         complete: Callable[[Sections], Sections],
-        use: Callable[[SettingsState, RunSplit | None], None],
+        prepare: Callable[[SettingsState, RunSplit | None], Callable[[], None]],
         models: Callable[[], Iterable[str]],
         guardrails: Guardrails,
         can_try: bool = True,
@@ -70,11 +76,13 @@ class SettingsManager:
         self._run = run
         self._wall = wall
         self._complete = complete
-        self._use = use
+        self._prepare = prepare
         self._models = models
         self._guardrails = guardrails
         self._can_try = can_try
+        self._file_sections: Sections = {}
         self._change: SettingsChange | None = None
+        self._before: tuple[int, list[RunTally]] | None = None
         self.state: SettingsState | None = None
         self._following = PeriodicTask(self._follow_while_up, POLL_INTERVAL_S, "the settings")
         self._guarding = PeriodicTask(
@@ -83,7 +91,7 @@ class SettingsManager:
 
     def restore(self, file_sections: Sections) -> None:
         """Use what was in use last, or a new version if the configuration file has changed since. Blocks."""
-        sections = self._complete(file_sections)
+        sections = self._file_sections = self._complete(file_sections)
         self._store_file(sections)
         try:
             self._load(self._read_if_new())
@@ -95,7 +103,7 @@ class SettingsManager:
 
     def _store_file(self, sections: Sections) -> None:
         last = self._store.last_file_change()
-        before = None if last is None else self._store.version(last.active)
+        before = None if last is None else self._version(last.active)
         if before is not None and not differences(before.sections, sections):
             return
         self._store_version(sections)
@@ -116,7 +124,7 @@ class SettingsManager:
     # -- operators -----------------------------------------------------------------------------------------------------
 
     async def history(self) -> SettingsHistory:
-        versions, changes = await self._run(self._store.versions), await self._run(self._store.changes, MAX_CHANGES)
+        versions, changes = await self._run(self._versions), await self._run(self._store.changes, MAX_CHANGES)
         state = self._current()
         return SettingsHistory(
             active=state.active.number,
@@ -164,12 +172,16 @@ class SettingsManager:
         return self._current()
 
     async def comparison(self) -> SettingsComparison:
-        """The latest trial, whether it goes on or not. Raises NotFound where there was none."""
+        """The latest trial, or the latest version applied to all runs, whether it is over or not. Raises NotFound."""
         changes: list[SettingsChange] = await self._run(self._store.changes, MAX_CHANGES)
-        place = next((place for place, change in enumerate(changes) if change.candidate is not None), None)
-        if place is None:
-            raise NotFound("there was no trial yet")
-        return await self._compare(changes[place], changes[place - 1].at if place else None)
+        for place, change in enumerate(changes):
+            ends = [changes[place - 1].at] if place else []
+            if not _is_trial(change):
+                ends += [end for end in (change.at + (self._guardrails.watch_s or 0.0),) if end <= self._wall()]
+            found = await self._compare(change, min(ends, default=None))
+            if found is not None:
+                return found
+        raise NotFound("no version was tried or applied yet")
 
     # -- by itself -----------------------------------------------------------------------------------------------------
 
@@ -178,19 +190,29 @@ class SettingsManager:
         self._load(await self._run(self._read_if_new))
 
     async def guard(self) -> None:
-        """Roll back a trial that breaches a limit."""
-        change = self._change
-        if change is None or change.candidate is None:
+        """Roll back a trial, or a version that was applied, if it breaches a limit."""
+        change, rules = self._change, self._guardrails
+        if change is None or not self._is_guarded(change):
             return
         comparison = await self._compare(change, None)
+        if comparison is None:
+            return
         now = self._wall()
-        reason = rollback_reason(comparison.measures, self._guardrails, change.at, now)
+        if _is_trial(change):
+            reason = rollback_reason(comparison.measures, rules, change.at, now)
+        else:
+            reason = breach_reason(comparison.measures, rules)
         if reason is None or self._change is not change:
             return
-        log.warning("version %d of the settings is rolled back: %s", change.candidate, reason)
+        log.warning("version %d of the settings is rolled back: %s", comparison.candidate, reason)
         await self._write(
-            SettingsChange(number=0, at=now, kind=ChangeKind.ROLLBACK, active=change.active, reason=reason)
+            SettingsChange(number=0, at=now, kind=ChangeKind.ROLLBACK, active=comparison.active, reason=reason)
         )
+
+    def _is_guarded(self, change: SettingsChange) -> bool:
+        watch_s = self._guardrails.watch_s
+        is_watched = change.kind is ChangeKind.APPLY and self._can_try and watch_s is not None
+        return _is_trial(change) or (is_watched and self._wall() < change.at + (watch_s or 0.0))
 
     async def _follow_while_up(self) -> None:
         with suppress(LedgerUnavailable):  # the tenants' watcher logs it
@@ -213,7 +235,7 @@ class SettingsManager:
             raise InvalidRequest("name either `sections` or a `version`")
         version: SettingsVersion | None
         if new.version is not None:
-            version = await self._run(self._store.version, new.version)
+            version = await self._run(self._version, new.version)
             if version is None:
                 raise NotFound(f"there is no version {new.version} of the settings")
             missing = sorted(set(version.models).difference(self._models()))
@@ -223,8 +245,8 @@ class SettingsManager:
                     "apply it with `force` to use it all the same"
                 )
         else:
-            sections = self._complete({**state.active.sections, **(new.sections or {})})
-            known: list[SettingsVersion] = await self._run(self._store.versions)
+            sections = await self._run(self._complete, {**state.active.sections, **(new.sections or {})})
+            known: list[SettingsVersion] = await self._run(self._versions)
             version = next((one for one in known if not differences(one.sections, sections)), None)
             if version is None:
                 version = self._new_version(sections, new.note)
@@ -259,37 +281,78 @@ class SettingsManager:
         if stored is None:
             raise Conflict("the settings were changed at the same time")
 
-    async def _compare(self, trial: SettingsChange, until: float | None) -> SettingsComparison:
-        assert trial.candidate is not None
-        versions = (trial.active, trial.candidate)
-        tallies: list[RunTally] = await self._run(self._store.tallies, versions, trial.at, until)
-        error = interval_error(self._guardrails)
+    async def _compare(self, change: SettingsChange, until: float | None) -> SettingsComparison | None:
+        """The two versions of a trial, or an applied version and the one before it; None for other changes."""
+        versions: tuple[SettingsVersion, SettingsVersion] | None = await self._run(self._compared, change)
+        if versions is None:
+            return None
+        former, tried = versions
+        changed = differences(former.sections, tried.sections)
+        tallies: list[RunTally] = await self._run(self._tallies, change, former.number, tried.number, until)
+        error, per_run = interval_error(self._guardrails), calls_other_models(changed)
+        measures = compare(tallies, former.number, tried.number, error, per_run=per_run)
+        lanes = retargeted(changed)
         return SettingsComparison(
-            active=trial.active,
-            candidate=trial.candidate,
-            since=trial.at,
+            kind=change.kind,
+            active=former.number,
+            candidate=tried.number,
+            since=change.at,
             until=until,
             confidence=1 - self._guardrails.false_alarm,
-            measures=tuple(compare(tallies, *versions, error)),
+            measures=tuple(one for one in measures if one.name != ATTAINMENT or one.lane not in lanes),
         )
 
-    def _read_if_new(self) -> tuple[SettingsChange, SettingsState] | None:
-        """The latest change and the state after it; None where it is in use. Blocks."""
+    def _compared(self, change: SettingsChange) -> tuple[SettingsVersion, SettingsVersion] | None:
+        """The version to go back to, and the one that is judged. Blocks."""
+        numbers: tuple[int | None, int | None] = (change.active, change.candidate)
+        if not _is_trial(change):
+            if change.kind is not ChangeKind.APPLY or self._guardrails.watch_s is None:
+                return None
+            earlier = (one.active for one in self._store.changes(MAX_CHANGES) if one.number < change.number)
+            numbers = (next(earlier, None), change.active)
+        former, tried = (None if number is None else self._version(number) for number in numbers)
+        if former is None or tried is None or former.number == tried.number:
+            return None
+        return former, tried
+
+    def _tallies(self, change: SettingsChange, former: int, tried: int, until: float | None) -> list[RunTally]:
+        """The runs of a trial, or of the time before an applied version and of the time since. Blocks."""
+        if _is_trial(change):
+            return self._store.tallies((former, tried), change.at, until)
+        if self._before is None or self._before[0] != change.number:
+            # Once: it does not change any more, and a busy gateway has many rows.
+            begin = change.at - (self._guardrails.watch_s or 0.0)
+            self._before = change.number, self._store.tallies((former,), begin, change.at)
+        return [*self._before[1], *self._store.tallies((tried,), change.at, until)]
+
+    def _version(self, number: int) -> SettingsVersion | None:
+        version = self._store.version(number)
+        return None if version is None else self._filled(version)
+
+    def _versions(self) -> list[SettingsVersion]:
+        return [self._filled(version) for version in self._store.versions()]
+
+    def _filled(self, version: SettingsVersion) -> SettingsVersion:
+        """A version of a release that had fewer sections with versions: the file has the others."""
+        return msgspec.structs.replace(version, sections={**self._file_sections, **version.sections})
+
+    def _read_if_new(self) -> _Prepared | None:
+        """The latest change, the state after it and what puts it in use; None where it is in use. Blocks."""
         change = self._store.latest_change()
         if change is None or change.number == _number(self._change):
             return None
-        active = self._store.version(change.active)
+        active = self._version(change.active)
         assert active is not None
-        candidate = None if change.candidate is None else self._store.version(change.candidate)
+        candidate = None if change.candidate is None else self._version(change.candidate)
         share = None if change.split is None else change.split.share
-        return change, SettingsState(active=active, candidate=candidate, share=share, since=change.at)
+        state = SettingsState(active=active, candidate=candidate, share=share, since=change.at)
+        return change, state, self._prepare(state, change.split)
 
-    def _load(self, found: tuple[SettingsChange, SettingsState] | None) -> None:
+    def _load(self, found: _Prepared | None) -> None:
         if found is None or found[0].number == _number(self._change):
             return
-        change, state = found
-        self._use(state, change.split)
-        self._change, self.state = found
+        self._change, self.state, use = found
+        use()
         candidate, share = self.state.candidate, self.state.share
         tried = "" if candidate is None else f", version {candidate.number} for {share or 0:.0%} of the runs"
         log.info("settings: version %d%s", self.state.active.number, tried)
@@ -297,3 +360,7 @@ class SettingsManager:
 
 def _number(change: SettingsChange | None) -> int:
     return 0 if change is None else change.number
+
+
+def _is_trial(change: SettingsChange) -> bool:
+    return change.candidate is not None

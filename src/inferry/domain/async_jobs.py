@@ -1,8 +1,10 @@
 """Async jobs: calls that are stored, executed later, and polled for or reported by callback. Times are Unix seconds."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
+
+from inferry.domain.errors import GatewayError
 
 AsyncJobStatus = Literal["in_progress", "completed", "failed", "cancelled", "expired"]
 CallbackStatus = Literal["waiting", "pending", "delivered", "failed"]
@@ -69,6 +71,25 @@ class JobEnd(Struct, frozen=True, kw_only=True):
     answer_status: int | None = None
     answer: bytes | None = None
     request_id: str | None = None
+
+
+class JobToCreate(NamedTuple):
+    """A job to be stored. Limits of its tenant are checked where they are given."""
+
+    job: AsyncJob
+    body: bytes
+    quota_bytes: int | None = None
+    max_unfinished: int | None = None
+
+
+class CreatedJobs(NamedTuple):
+    """What became of jobs to create, in their order: the job, or the one with its idempotency key, or the refusal; and
+    the bytes and jobs that tenants may still store, where their limits were checked.
+    """
+
+    jobs: list[AsyncJob | GatewayError]
+    left_bytes: dict[str, int]
+    left_jobs: dict[str, int]
 
 
 class Delivery(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from inferry.domain.errors import (
     GatewayError,
     InvalidApiKey,
     Preempted,
+    Prefilled,
     QueueTimeout,
     RequestTimeout,
     RunCancelled,
@@ -176,6 +177,8 @@ class Attempt:
             raise IllegalTransition(f"{self.job.job_id}: not ended yet")
         usage = end.usage
         gpu_seconds = usage.gpu_seconds if self.gpu_seconds is None else self.gpu_seconds
+        if not isinstance(end, Done) and isinstance(end.error, Prefilled):
+            return Usage(gpu_seconds=gpu_seconds)  # the attempt that decodes has the tokens
         if isinstance(end, Done) or self.first_token_at is None:
             return Usage(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, gpu_seconds)
         # Lost without a usage report: the prompt was computed, and the delivered output is known.
@@ -190,6 +193,8 @@ class Attempt:
         decision = self.decision
         error: GatewayError | None = None if isinstance(end, Done) else end.error
         reported_error = end.stopped if isinstance(end, Done) else error
+        if isinstance(reported_error, Prefilled):
+            reported_error = None
         return LedgerEntry(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -238,6 +243,8 @@ def _outcome(error: GatewayError | None, has_delivered_output: bool) -> Outcome:
             return Outcome.CANCELLED  # charged, unlike a failed attempt
         case QueueTimeout() | DeadlineExceeded() | RequestTimeout():
             return Outcome.EXPIRED
+        case Prefilled():
+            return Outcome.PREFILLED
         case Preempted():
             return Outcome.PREEMPTED
         case _:

@@ -42,6 +42,7 @@ _FILTERED = {
     "has_adapter": "lack the adapter",
     "is_in_pool": "belong to another tenant pool",
     "is_for_overflow": "take only jobs that overflow, or none of them",
+    "has_role": "compute prompts alone, or whole calls",
     decisions.WORKER_GROUP: "are in other groups",
     decisions.WORKER_DOWN: "are down",
     decisions.BREAKER: "have an open circuit breaker",

@@ -277,6 +277,13 @@ class Preempted(GatewayError):
     status, code, retryable, can_failover = 503, "preempted", True, True
 
 
+class Prefilled(Preempted):
+    """The prompt was computed and its KV is ready for another worker. Ends an attempt, never a call."""
+
+    kv_transfer: bytes | None = None
+    """What the engine needs to fetch the KV, as JSON."""
+
+
 class WorkerTimeout(GatewayError):
     """The worker stopped responding."""
 

@@ -184,6 +184,28 @@ class ResumePoint(Value):
         yield "tokens", len(self.prompt_ids) + len(self.output_ids)
 
 
+class Prefill(Value):
+    """The prompt of a job that has a prefill worker compute it. `footprint` is that of the whole job.
+
+    Once the KV is handed over: `kv_transfer` is what the engine needs to fetch it, as JSON, None if it needs nothing;
+    `cached_tokens` are the prompt tokens that the prefill worker had cached, `gpu_seconds` its GPU time.
+    """
+
+    def __init__(
+        self,
+        footprint: Footprint,
+        is_handed_over: bool = False,
+        kv_transfer: bytes | None = None,
+        cached_tokens: int = 0,
+        gpu_seconds: float = 0.0,
+    ) -> None:
+        self.footprint: Final = footprint
+        self.is_handed_over: Final = is_handed_over
+        self.kv_transfer: Final = kv_transfer
+        self.cached_tokens: Final = cached_tokens
+        self.gpu_seconds: Final = gpu_seconds
+
+
 class RepeatPolicy(Value):
     """Identity of a call that may be repeated, and what a repetition may reuse.
 
@@ -216,7 +238,8 @@ class InferenceJob(Value):
     trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
     `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt. `is_recorded`: this process
     writes its attempts to the ledger. `composed`: the composed model and stage that the job is a step of, as
-    `name/stage`. `overflow`: why it goes to a worker for overflow; None for other jobs.
+    `name/stage`. `overflow`: why it goes to a worker for overflow; None for other jobs. `prefill`: set once a prefill
+    worker was chosen for its prompt.
     """
 
     # fmt: off
@@ -230,7 +253,7 @@ class InferenceJob(Value):
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
         repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
         ttft_allowance_s: float = 0.0, is_recorded: bool = True, composed: str | None = None,
-        overflow: Overflow | None = None,
+        overflow: Overflow | None = None, prefill: Prefill | None = None,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -268,3 +291,4 @@ class InferenceJob(Value):
         self.is_recorded: Final = is_recorded
         self.composed: Final = composed
         self.overflow: Final = overflow
+        self.prefill: Final = prefill

@@ -42,11 +42,11 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     `reserve`: fraction of each worker's capacity that the lane leaves to higher lanes. `may_preempt`: lanes whose
     running jobs this lane may preempt; `preemptible`: whether jobs of this lane may be preempted. `ttft_ms` and
     `itl_ms`: SLO targets. `ttft_ms_per_1k_tokens` is added to `ttft_ms` for every 1,000 uncached prompt tokens. Above
-    the fraction `high_watermark` of `queue_limit` only retries and resumed jobs are queued. `groups`: worker groups the
-    lane may use, best first; None allows all. `borrow_groups`: whether it may use workers of other groups while no live
-    job needs them. `long_output_tokens`: predicted output tokens from which a job is long; None does not separate short
-    and long jobs. `prompt_buckets`: prompt lengths in tokens up to which jobs share a padded pass; longer ones form the
-    last bucket.
+    the fraction `high_watermark` of `queue_limit` only retries, resumed jobs and tenants below their part are queued.
+    `groups`: worker groups the lane may use, best first; None allows all. `borrow_groups`: whether it may use workers of
+    other groups while no live job needs them. `long_output_tokens`: predicted output tokens from which a job is long;
+    None does not separate short and long jobs. `prompt_buckets`: prompt lengths in tokens up to which jobs share a
+    padded pass; longer ones form the last bucket.
     """
 
     max_wait_ms: float

@@ -11,6 +11,7 @@ class Outcome(enum.Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     PREEMPTED = "preempted"
+    PREFILLED = "prefilled"
 
 
 class LedgerUnusable(RuntimeError):

@@ -4,6 +4,7 @@ A vector is written as OpenAI's `base64` encoding: float32 values, little-endian
 """
 
 import base64
+import binascii
 import math
 import sys
 from array import array
@@ -52,10 +53,15 @@ def encode_result(values: bytes, dimensions: int | None) -> str:
 
 def decode_vector(text: str) -> list[float]:
     """Raises ValueError."""
-    vector = array("f", base64.b64decode(text, validate=True))
+    return decode_array(text).tolist()
+
+
+def decode_array(text: str) -> "array[float]":
+    """Raises ValueError."""
+    vector = array("f", binascii.a2b_base64(text, strict_mode=True))
     if sys.byteorder == "big":
         vector.byteswap()
-    return vector.tolist()
+    return vector
 
 
 def cosine(a: bytes, b: bytes) -> float:

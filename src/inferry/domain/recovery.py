@@ -7,8 +7,9 @@ lost it knows them exactly.
 from msgspec import Struct
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import Preempted, WorkerUnreachable
+from inferry.domain.errors import Preempted, Prefilled, WorkerUnreachable
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, ResumePoint
+from inferry.domain.prefill import computed_whole, handed_over
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
 from inferry.domain.values import replace
 
@@ -27,8 +28,15 @@ class Retry(Struct, frozen=True):
 def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
     """The next attempt; `Done` if the output limit was already reached; None if the error is final."""
     job, error = attempt.job, end.error
-    was_preempted, was_unreachable = isinstance(error, Preempted), isinstance(error, WorkerUnreachable)
-    losses = job.attempt - job.preemptions - job.unreachable_attempts
+    if isinstance(error, Prefilled):
+        return Retry(handed_over(job, error, end.usage), from_start=True)
+    was_prefill = job.route.role == "prefill"
+    if job.route.role is not None:
+        job = computed_whole(job)
+    # A prefill is counted by `job.prefill`, however it ended.
+    was_preempted = isinstance(error, Preempted) and not was_prefill
+    was_unreachable = isinstance(error, WorkerUnreachable) and not was_prefill
+    losses = job.attempt - job.preemptions - job.unreachable_attempts - (job.prefill is not None)
     if not error.can_failover or (losses >= MAX_LOSSES and not was_preempted and not was_unreachable):
         return None
     resume_point = end.resume_point if attempt.output_tokens else job.resume_point
@@ -42,7 +50,8 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
         return Done(job.job_id, FinishReason.LENGTH, usage)
     # Another attempt costs again: it does not overflow.
     route = replace(job.route, overflow=False) if job.route.overflow else job.route
-    if not was_preempted and attempt.plan is not None and attempt.plan.worker not in route.avoid:
+    keeps_worker = was_preempted or was_prefill
+    if not keeps_worker and attempt.plan is not None and attempt.plan.worker not in route.avoid:
         route = replace(route, avoid=(*route.avoid, attempt.plan.worker))
     next_job = replace(
         job,
@@ -62,7 +71,10 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
 
 
 def total_usage(job: InferenceJob, usage: Usage) -> Usage:
-    """Usage of the whole job as reported to the client: that of the last attempt plus the output before it."""
+    """Usage of the whole job as reported to the client: that of the last attempt plus the output before it and the GPU
+    time of a prefill elsewhere."""
+    if job.prefill is not None and job.prefill.gpu_seconds:
+        usage = replace(usage, gpu_seconds=(usage.gpu_seconds or 0.0) + job.prefill.gpu_seconds)
     if job.resume_point is None:
         return usage
     before = len(job.resume_point.output_ids)

@@ -19,6 +19,9 @@ GENERATES = frozenset({Task.GENERATE})
 
 
 OutputLength = Literal["short", "long"]
+WorkerRole = Literal["both", "prefill", "decode"]
+"""What a worker computes of a call: all of it, its prompt alone, or what follows a prompt computed elsewhere (and whole
+calls)."""
 
 
 class RouteKey(Struct, frozen=True, gc=False):
@@ -28,7 +31,9 @@ class RouteKey(Struct, frozen=True, gc=False):
     the same name where it is a LoRA adapter. `isolation`: the tenant pool the job is bound to, if any. `avoid`: workers
     that lost the job; they get it again only if no other worker is up. `length`: whether the predicted output is short
     or long; None where the lane does not separate them. `pooled`: the job embeds or scores. It has a queue of its own
-    beside jobs that generate. `overflow`: the job goes to a worker for overflow, and to no other.
+    beside jobs that generate. `overflow`: the job goes to a worker for overflow, and to no other. `role`: with
+    `prefill` only the prompt is to be computed, on a worker of that role; with `decode` it was, and workers of that
+    role, which can take its KV over, come first.
     """
 
     model: str
@@ -39,6 +44,7 @@ class RouteKey(Struct, frozen=True, gc=False):
     length: OutputLength | None = None
     pooled: bool = False
     overflow: bool = False
+    role: Literal["prefill", "decode"] | None = None
 
 
 class BatchKey(Struct, frozen=True, gc=False):

@@ -64,8 +64,9 @@ class RunTally(Struct, frozen=True, kw_only=True):
 
 class Measure(Struct, frozen=True, kw_only=True):
     """One measure of both versions. `lane` is None for all lanes together. `difference`, between `low` and `high`, is
-    candidate - active for attainment and errors, and candidate / active - 1 for cost and throughput. Cost is money
-    per 1,000 output tokens, GPU-seconds where there are no prices; throughput is output tokens per second of a call.
+    candidate - active for attainment and errors, and candidate / active - 1 for cost and throughput. `cost` is money
+    per 1,000 output tokens, GPU-seconds where there are no prices; `run_cost` is that of a run, for versions that call
+    other models. `throughput` is output tokens per second of a call.
     """
 
     name: str
@@ -80,8 +81,9 @@ class Measure(Struct, frozen=True, kw_only=True):
 
 
 class Guardrails(Struct, frozen=True, kw_only=True):
-    """When a trial is rolled back. `false_alarm`: probability that a version that is no worse is rolled back, over the
-    whole trial. Nothing is decided before both versions have `min_runs` runs. Times are seconds.
+    """When a version is rolled back. `false_alarm`: probability that one that is no worse is rolled back, over the
+    whole trial. Nothing is decided before both versions have `min_runs` runs. Times are seconds. A version that was
+    applied to all runs is compared for `watch_s` with the one before it in the `watch_s` before; None: never.
     """
 
     max_attainment_drop: float = 0.02
@@ -91,6 +93,7 @@ class Guardrails(Struct, frozen=True, kw_only=True):
     min_runs: int = 30
     check_interval_s: float = 5.0
     max_trial_s: float = 86_400.0
+    watch_s: float | None = 3600.0
 
 
 class SettingsState(Struct, frozen=True, kw_only=True):
@@ -113,9 +116,11 @@ class SettingsHistory(Struct, frozen=True, kw_only=True):
 
 
 class SettingsComparison(Struct, frozen=True, kw_only=True):
-    """The latest trial: its two versions compared. `until` is None while it goes on. `confidence`: probability that
-    the true differences lie in all intervals at all times."""
+    """The latest trial, or the latest version that was applied to all runs and the one before it. `since` is when it
+    began, `until` is None while it goes on. `confidence`: probability that the true differences lie in all intervals at
+    all times."""
 
+    kind: ChangeKind
     active: int
     candidate: int
     since: float

@@ -70,7 +70,10 @@ class Renewal(NamedTuple):
 
 
 class WorkQueue(Protocol):
-    """Every method raises QueueUnavailable."""
+    """Every method raises QueueUnavailable. `failures` counts how often one did."""
+
+    @property
+    def failures(self) -> int: ...
 
     async def add(self, work: Sequence[NewWork]) -> int:
         """Queue work; return how much of it was not in the queue already."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from inferry.domain.routes import OutputLength
+from inferry.domain.routes import OutputLength, WorkerRole
 
 KvPacking = Literal["sum", "timed"]
 EngineMode = Literal["continuous", "hybrid", "dynamic", "static"]
@@ -117,6 +117,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     limited for it here, and it takes jobs of every lane. `scale_up_wait_s`: the worker stands for replicas that are
     started on demand; it gets no job itself, and a job whose model has no other worker waits this long for one.
     `overflow`: a hosted worker that takes only jobs whose deadline or target cannot be met elsewhere.
+    `role`: what it computes of a call. One of role `prefill` is for prompts of at least `min_prefill_tokens` uncached
+    tokens.
     """
 
     worker: str
@@ -149,3 +151,5 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     is_remote: bool = False
     scale_up_wait_s: float | None = None
     overflow: bool = False
+    role: WorkerRole = "both"
+    min_prefill_tokens: int = 1

@@ -7,20 +7,30 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail, AsyncJobStatus, CallbackSecret, Delivery, JobEnd
+from inferry.domain.async_jobs import (
+    AsyncJob,
+    AsyncJobDetail,
+    AsyncJobStatus,
+    CallbackSecret,
+    CreatedJobs,
+    Delivery,
+    JobEnd,
+    JobToCreate,
+)
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Conflict, InvalidRequest, NotFound, StorageDisabled
 from inferry.domain.storage import Page, StorageLimits
 from inferry.durable.callback_policy import CallbackForbidden, CallbackPolicy, parse_target
 from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
+from inferry.durable.job_acceptor import JobAcceptor
 from inferry.durable.stored_work import model_in
 
 
 class ClientStore(Protocol):
     """Where jobs are kept. Its methods block."""
 
-    def create(self, job: AsyncJob, body: bytes, quota_bytes: int | None, max_unfinished: int | None) -> AsyncJob: ...
+    def create_many(self, jobs: Sequence[JobToCreate]) -> CreatedJobs: ...
     def get(self, tenant: str, id: str, now: float) -> AsyncJob | None: ...
     def page(
         self, tenant: str, now: float, *, after: str | None = None, limit: int = 20, newest_first: bool = True
@@ -85,6 +95,7 @@ class AsyncJobs:
         self._limits = limits
         self._policy = policy
         self._clock = clock
+        self._acceptor = JobAcceptor(store, executor, limits, self._on_stored)
 
     def require_enabled(self) -> None:
         """Raises StorageDisabled where nothing is stored."""
@@ -122,13 +133,11 @@ class AsyncJobs:
             idempotency_key=new.idempotency_key,
             request_hash=new.request_hash,
         )
-        limits = self._limits
-        stored = await self._executor.run(
-            self._store.create, job, new.body, limits.max_bytes_per_tenant, limits.max_jobs_per_tenant
-        )
-        if stored.status == "in_progress":
-            self._runner.add(stored)
-        return stored
+        return await self._acceptor.create(job, new.body)
+
+    def _on_stored(self, job: AsyncJob) -> None:
+        if job.status == "in_progress":
+            self._runner.add(job)
 
     async def _check_callback(self, tenant: str, url: str, now: float) -> None:
         try:

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
-from inferry.domain.work_queue import QueueEntry
 from inferry.durable.execute import CallAnswer
 from inferry.durable.pulled_work import (
     EndedWork,
@@ -23,11 +23,15 @@ from inferry.durable.pulled_work import (
     WorkRequest,
 )
 from inferry.durable.stored_work import StoredWork
+from inferry.durable.work_runner import WorkRefused
 
 log = logging.getLogger(__name__)
 
 INITIAL_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 MAX_ROWS = 10_000
+GPU_TIME_ROWS = 256
+"""Rows of GPU time in one report; the rest goes with later ones."""
+ASKED_AT_ONCE = 256
 _loaded = msgspec.json.Decoder(LoadedWork)
 _ended = msgspec.json.Decoder(EndedWork)
 
@@ -59,9 +63,9 @@ class CollectedRows:
         """A pull-worker has no composed models."""
 
     def take(self, work_id: str) -> tuple[list[LedgerEntry], list[GpuTimeRow]]:
-        """Rows of the work, and all GPU time so far."""
+        """Rows of the work, and GPU time so far."""
         with self._lock:
-            rows, self._gpu_time = self._gpu_time, []
+            rows, self._gpu_time = self._gpu_time[:GPU_TIME_ROWS], self._gpu_time[GPU_TIME_ROWS:]
             # A call with several prompts has a job per prompt, whose ids begin with that of the call.
             found = [key for key in self._entries if key == work_id or key.startswith(f"{work_id}-")]
             return [entry for key in found for entry in self._entries.pop(key)], rows
@@ -71,8 +75,8 @@ class CollectedRows:
 
 
 class GatewayWork:
-    """Implements `WorkSource`. `post` sends a message to a gateway and raises NoGateway. `flush` returns when the rows
-    of all calls that have ended are in `rows`. It blocks.
+    """Implements `WorkSource`. `post` sends a message to a gateway. It raises NoGateway, and WorkRefused for a
+    message that is never accepted. `flush` returns when the rows of all calls that have ended are in `rows`. It blocks.
     """
 
     def __init__(
@@ -86,11 +90,22 @@ class GatewayWork:
         self._models = tuple(models)
         self._rows = rows
         self._flush = flush
+        self._max_bytes: int | None = None
 
     async def load(self, ids: Sequence[str]) -> Mapping[str, StoredWork]:
-        message = WorkRequest(models=self._models, ids=tuple(ids))
-        found = _loaded.decode(await self._post(msgspec.json.encode(message)))
-        return {work.id: work for work in found.work}
+        works: dict[str, StoredWork] = {}
+        left = list(ids)
+        while True:
+            asked, left = left[:ASKED_AT_ONCE], left[ASKED_AT_ONCE:]
+            message = WorkRequest(models=self._models, ids=tuple(asked))
+            found = _loaded.decode(await self._post(msgspec.json.encode(message)))
+            self._max_bytes = found.max_bytes
+            works.update((work.id, work) for work in found.work)
+            if asked and len(found.left) >= len(asked):
+                raise WorkRefused("the gateway hands out none of the work")
+            left = [*found.left, *left]
+            if not left:
+                return works
 
     async def ended(self, ids: Sequence[str]) -> Collection[str]:
         return _ended.decode(await self._post(msgspec.json.encode(OpenRequest(ids=tuple(ids))))).ended
@@ -104,19 +119,25 @@ class GatewayWork:
     async def expire(self, work: StoredWork) -> None:
         await self._report(work, None)
 
-    async def give_up(self, entry: QueueEntry) -> None:
-        raise NotImplementedError("gateways give up work")
-
     async def _report(self, work: StoredWork, answer: CallAnswer | None) -> None:
         await asyncio.to_thread(self._flush)
         entries, gpu_time = self._rows.take(work.id)
-        await self._send(WorkReport(id=work.id, answer=answer, entries=tuple(entries), gpu_time=tuple(gpu_time)))
+        report = WorkReport(id=work.id, answer=answer, entries=tuple(entries), gpu_time=tuple(gpu_time))
+        try:
+            await self._send(report)
+        except WorkRefused as error:
+            log.error("the result of work %s cannot be reported: %s", work.id, error)
+            await self._send(replace(report, answer=None, problem=f"its result cannot be reported: {error}"))
 
     async def _send(self, message: Message) -> None:
+        """Send until a gateway has stored it. Raises WorkRefused where none will."""
+        data = msgspec.json.encode(message)
+        if self._max_bytes is not None and len(data) > self._max_bytes:
+            raise WorkRefused(f"{len(data)} bytes; the gateway accepts {self._max_bytes} (server.max_body_bytes)")
         delay_s = INITIAL_RETRY_S
         while True:
             try:
-                await self._post(msgspec.json.encode(message))
+                await self._post(data)
                 return
             except NoGateway as error:
                 log.error("a result waits for a gateway (next try in %.1f s): %s", delay_s, error)

@@ -17,6 +17,14 @@ from inferry.durable.provider_requests import has_ceilings
 from inferry.durable.stored_work import StoredWork, model_in
 from inferry.durable.work_source import DatabaseWork
 
+LOADED_BYTES = 32 * 1024 * 1024
+"""Bodies of one answer, unless it has a single one. A pull-worker asks again for the rest."""
+LOADED_AT_ONCE = 16
+"""Ids that are read from the database together: their bodies are in memory before they are counted."""
+MAX_BODY_BYTES = 128 * 1024 * 1024
+"""Work with a larger body is given up. Pull-workers take answers of twice this size."""
+MAX_PROBLEM_CHARS = 200
+
 
 class WorkRequest(Struct, kw_only=True, tag_field="do", tag="load"):
     """Asks for work. `models` are those that the pull-worker serves."""
@@ -39,16 +47,23 @@ class TryReport(Struct, kw_only=True, tag_field="do", tag="try"):
 
 
 class WorkReport(Struct, kw_only=True, tag_field="do", tag="finish"):
-    """The end of work: its answer, None where its deadline has passed; and what the ledger gets."""
+    """The end of work: its answer, or the problem for which it is given up, or neither where its deadline has passed;
+    and what the ledger gets.
+    """
 
     id: str
     answer: CallAnswer | None = None
+    problem: str | None = None
     entries: tuple[LedgerEntry, ...] = ()
     gpu_time: tuple[GpuTimeRow, ...] = ()
 
 
 class LoadedWork(Struct):
+    """`left`: ids to ask for again. `max_bytes`: the largest message that the gateway accepts."""
+
     work: list[StoredWork]
+    left: list[str] = []
+    max_bytes: int | None = None
 
 
 class EndedWork(Struct):
@@ -61,7 +76,7 @@ Reply = LoadedWork | EndedWork
 
 class PulledWork:
     """`caller_of` raises GatewayError for a key that is no longer valid. `cost_of`: cost of an entry in billionths.
-    `record` accepts rows of the ledger.
+    `record` accepts rows of the ledger. `max_bytes`: the largest message that the gateway accepts.
     """
 
     def __init__(
@@ -72,18 +87,24 @@ class PulledWork:
         caller_of: Callable[[str, str | None], Caller],
         cost_of: Callable[[LedgerEntry], int | None],
         record: Callable[[LedgerEntry | GpuTimeRow], None],
+        max_bytes: int | None = None,
+        loaded_bytes: int = LOADED_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self._source = source
         self._models = frozenset(models)
         self._caller_of = caller_of
         self._cost_of = cost_of
         self._record = record
+        self._max_bytes = max_bytes
+        self._loaded_bytes = loaded_bytes
+        self._max_body_bytes = max_body_bytes
 
     async def answer(self, message: Message) -> Reply:
         """Do what a pull-worker asks. Raises ModelNotAllowed."""
         match message:
             case WorkRequest():
-                return LoadedWork(await self._load(message))
+                return await self._load(message)
             case OpenRequest():
                 return EndedWork(sorted(await self._source.ended(message.ids)))
             case TryReport():
@@ -93,18 +114,34 @@ class PulledWork:
                 await self._finish(message)
         return EndedWork([])
 
-    async def _load(self, request: WorkRequest) -> list[StoredWork]:
+    async def _load(self, request: WorkRequest) -> LoadedWork:
         if not self._models.issuperset(request.models):
             raise ModelNotAllowed(f"pull-workers serve {', '.join(sorted(self._models))} (cluster.pull_models)")
-        allowed: list[StoredWork] = []
-        for work in await self._known(request.ids):
-            if model_in(work.body) not in request.models:
-                continue
-            if (error := self._refusal(work)) is None:
-                allowed.append(work)
-            else:
-                await self._source.reject(work, error.status, error.code, error.message)
-        return allowed
+        loaded, size = LoadedWork([], max_bytes=self._max_bytes), 0
+        for start in range(0, len(request.ids), LOADED_AT_ONCE):
+            if size >= self._loaded_bytes:
+                loaded.left += request.ids[start:]
+                break
+            for work in await self._known(request.ids[start : start + LOADED_AT_ONCE]):
+                if model_in(work.body) not in request.models:
+                    continue
+                size += len(work.body)
+                if loaded.work and size > self._loaded_bytes:
+                    loaded.left.append(work.id)
+                elif await self._is_allowed(work):
+                    loaded.work.append(work)
+        return loaded
+
+    async def _is_allowed(self, work: StoredWork) -> bool:
+        """Whether pull-workers may run the work; it has ended where they may not."""
+        if len(work.body) > self._max_body_bytes:
+            problem = f"its body has {len(work.body)} bytes; pull-workers take {self._max_body_bytes}"
+            await self._source.abandon(work, problem, problem)
+        elif (error := self._refusal(work)) is not None:
+            await self._source.reject(work, error.status, error.code, error.message)
+        else:
+            return True
+        return False
 
     def _refusal(self, work: StoredWork) -> GatewayError | None:
         """Why pull-workers may not run the work."""
@@ -128,7 +165,10 @@ class PulledWork:
             for entry in report.entries:
                 if entry.job_id.startswith(f"{work.id}-"):
                     self._record(self._charged(work, entry))
-            if report.answer is None:
+            if report.problem is not None:
+                problem = report.problem[:MAX_PROBLEM_CHARS]
+                await self._source.abandon(work, problem, problem)
+            elif report.answer is None:
                 await self._source.expire(work)
             else:
                 await self._source.finish(work, report.answer)
@@ -139,7 +179,7 @@ class PulledWork:
         return [work for work in found if model_in(work.body) in self._models]
 
     def _charged(self, work: StoredWork, entry: LedgerEntry) -> LedgerEntry:
-        return replace(
+        charged = replace(
             entry,
             tenant=work.tenant,
             key_id=work.key_id,
@@ -148,5 +188,5 @@ class PulledWork:
             parent_run=work.headers.get("x-inferry-parent-run-id"),
             lane=work.lane,
             model=model_in(work.body),
-            cost_nanos=self._cost_of(entry),
         )
+        return replace(charged, cost_nanos=self._cost_of(charged))

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Protocol
 
 from inferry.domain.async_jobs import AsyncJob, AsyncJobStatus, JobEnd
@@ -31,7 +32,7 @@ WAKE_S = 1.0
 class SweptStore(Protocol):
     """Where jobs are kept. Its methods block."""
 
-    def unfinished_page(self, after: str, limit: int) -> list[AsyncJob]: ...
+    def unfinished_page(self, after: tuple[str, str], limit: int) -> list[AsyncJob]: ...
     def end(self, end: JobEnd) -> bool: ...
 
 
@@ -58,6 +59,8 @@ class QueuedJobs:
         self._clock = clock
         self._on_end = on_end
         self._sweep_s = sweep_s
+        self._new: list[NewWork] = []
+        self._adding: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeping: list[asyncio.Task[None]] = []
 
@@ -80,7 +83,9 @@ class QueuedJobs:
 
     def add(self, job: AsyncJob) -> None:
         """Queue a job that is in the database. Where the queue does not answer, a sweep adds it."""
-        self._spawn(self._add([_new_work(job)]))
+        self._new.append(_new_work(job))
+        if self._adding is None:
+            self._adding = self._spawn(self._add_all())
 
     def stop(self, id: str) -> None:
         """Stop a job that has ended in the database, or that was deleted. Other holders find out when they renew."""
@@ -92,9 +97,9 @@ class QueuedJobs:
 
     async def sweep(self) -> None:
         """Queue all unfinished jobs that are not in the queue, and end those that are too late."""
-        last, added = "", 0
+        last, added = ("", ""), 0
         while page := await self._executor.run(self._store.unfinished_page, last, PAGE):
-            last = page[-1].id
+            last = page[-1].tenant, page[-1].id
             now = self._clock.wall()
             for job in page:
                 if job.deadline <= now and await self._executor.run(self._store.end, self.end_of(job.id, "expired")):
@@ -121,11 +126,15 @@ class QueuedJobs:
             await asyncio.sleep(WAKE_S)
             self._on_end()
 
-    async def _add(self, work: list[NewWork]) -> None:
+    async def _add_all(self) -> None:
+        """Several at a time: what is added during a request goes into the next."""
         try:
-            await self._queue.add(work)
-        except QueueUnavailable:
-            log.warning("a job waits for the next sweep: the work queue does not answer")
+            while self._new:
+                work, self._new = self._new, []
+                with suppress(QueueUnavailable):  # the jobs wait for the next sweep
+                    await self._queue.add(work)
+        finally:
+            self._adding = None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

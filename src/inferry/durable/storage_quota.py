@@ -1,5 +1,5 @@
-"""The limit of stored bytes per tenant, for content that is stored often. Adding up a tenant's content takes time that
-grows with it, so this is done again only when a sixteenth of what was left has been stored.
+"""Limits per tenant on what is stored often. Adding up what a tenant has stored takes time that grows with it, so this
+is done again only when a sixteenth of what was left has been stored.
 """
 
 from collections.abc import Callable
@@ -8,6 +8,28 @@ from inferry.domain.errors import StorageQuotaExceeded
 
 RECHECK_S = 10.0
 """A tenant that has reached the limit is refused for this long before its content is added up again."""
+
+
+class Headroom:
+    """What tenants may store before their use is added up again. `limit` None: no limit. Belongs to one event loop."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._left: dict[str, int] = {}
+
+    def due(self, tenant: str, amount: int) -> int | None:
+        """Count what is about to be stored. Returns the limit where the store must check it, else None."""
+        if self._limit is None:
+            return None
+        left = self._left[tenant] = self._left.get(tenant, 0) - amount
+        return self._limit if left < 0 else None
+
+    def checked(self, tenant: str, left: int) -> None:
+        """The store has added up the tenant's use: it may still store this much."""
+        self._left[tenant] = left // 16
+
+    def forget(self, tenant: str) -> None:
+        self._left.pop(tenant, None)
 
 
 class StorageQuota:
@@ -19,7 +41,7 @@ class StorageQuota:
     def __init__(self, max_bytes: int | None, now: Callable[[], float]) -> None:
         self._max_bytes = max_bytes
         self._now = now
-        self._left: dict[str, int] = {}
+        self._headroom = Headroom(max_bytes)
         self._full_until: dict[str, float] = {}
 
     @property
@@ -35,15 +57,12 @@ class StorageQuota:
 
     def due(self, tenant: str, size: int) -> int | None:
         """Count bytes that are about to be stored. Returns the limit where the store must check it, else None."""
-        if self._max_bytes is None:
-            return None
-        left = self._left[tenant] = self._left.get(tenant, 0) - size
-        return self._max_bytes if left < 0 else None
+        return self._headroom.due(tenant, size)
 
     def stored(self, tenant: str, left: int | None) -> None:
         """Content was stored. `left`: bytes that the tenant may still store, None where that was not checked."""
         if left is not None:
-            self._left[tenant] = left // 16
+            self._headroom.checked(tenant, left)
 
     def exceeded(self, tenant: str) -> None:
         """The store has refused content because of the limit."""
@@ -51,5 +70,5 @@ class StorageQuota:
 
     def freed(self, tenant: str) -> None:
         """Content of the tenant was deleted."""
-        self._left.pop(tenant, None)
+        self._headroom.forget(tenant)
         self._full_until.pop(tenant, None)

@@ -8,7 +8,7 @@ result, and the ledger charges a try once.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -29,6 +29,10 @@ WAIT_S = 1.0
 CLAIMED_AT_ONCE = 64
 
 
+class WorkRefused(Exception):
+    """The work cannot be loaded or reported, and to repeat it does not help. The message quotes nothing of it."""
+
+
 class WorkSource(Protocol):
     """Where work is kept. `finish` returns once the result is stored, or another one was. Its methods may raise."""
 
@@ -44,9 +48,6 @@ class WorkSource(Protocol):
 
     async def expire(self, work: StoredWork) -> None: ...
 
-    async def give_up(self, entry: QueueEntry) -> None:
-        """End work that was delivered too often."""
-
 
 class _Held:
     """An entry that this consumer holds, and its task once its work is loaded.
@@ -60,8 +61,35 @@ class _Held:
         self.is_finishing = False
 
 
+class RenewalStreak:
+    """Whether renewals have succeeded for long enough without a break. Until then silence of other holders means
+    nothing: while the queue was away they could not renew either. Pure.
+    """
+
+    def __init__(self, length_s: float) -> None:
+        self._length_s = length_s
+        self._since: float | None = None
+        self._last = 0.0
+
+    def succeeded(self, now: float) -> None:
+        # A gap without a failure: this process itself was paused.
+        if self._since is None or now - self._last > self._length_s / 2:
+            self._since = now
+        self._last = now
+
+    def failed(self) -> None:
+        self._since = None
+
+    def is_complete(self, now: float) -> bool:
+        return (
+            self._since is not None and now - self._since >= self._length_s and now - self._last <= self._length_s / 2
+        )
+
+
 class WorkRunner:
-    """`lanes` bounds the work in flight of each lane. `models`: what a pull-worker serves; None: all but `skipped`."""
+    """`lanes` bounds the work in flight of each lane. `models`: what a pull-worker serves; None: all but `skipped`.
+    `give_up` ends work that was delivered too often; None: other consumers do. It may raise.
+    """
 
     def __init__(
         self,
@@ -74,6 +102,7 @@ class WorkRunner:
         lanes: Mapping[str, int],
         models: Sequence[str] | None = None,
         skipped: Callable[[], Sequence[str]] = tuple,
+        give_up: Callable[[QueueEntry], Awaitable[None]] | None = None,
         idle_s: float = IDLE_S,
         renew_s: float = RENEW_S,
     ) -> None:
@@ -85,6 +114,7 @@ class WorkRunner:
         self._lanes = lanes
         self._models = models
         self._skipped = skipped
+        self._give_up = give_up
         self._idle_s = idle_s
         self._renew_s = renew_s
         self._held: dict[tuple[str, str], _Held] = {}
@@ -94,12 +124,16 @@ class WorkRunner:
         self._acknowledging: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
+        self._position = "0-0"
+        self._streak = RenewalStreak(idle_s)
         self.renewal = Renewal(frozenset(), 0, 0)
         self.deliveries: Counter[str] = Counter()
         """What became of deliveries: `taken`, `claimed`, `done`, `dead`, `lost`, `put_back`."""
 
     def start(self) -> None:
-        self._loops = [self._spawn(loop()) for loop in (self._take, self._listen, self._keep)]
+        # Each in a task of its own: what waits for the database or a gateway must not delay a renewal.
+        steps = (self._take, self._listen, self._renew, self._stop_ended, self._claim)
+        self._loops = [self._spawn(self._repeat(step)) for step in steps]
 
     @property
     def in_flight(self) -> int:
@@ -113,11 +147,11 @@ class WorkRunner:
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more, let what runs end for `drain_s`, and put the rest back for other consumers."""
-        taking, listening, keeping = self._loops or (None, None, None)
-        await _cancel(taking, listening)
+        renewing = self._loops[2:4]
+        await _cancel(*(loop for loop in self._loops if loop not in renewing))
         if drain_s and (tasks := [held.task for held in self._held.values() if held.task is not None]):
             await asyncio.wait(tasks, timeout=drain_s)
-        await _cancel(keeping)
+        await _cancel(*renewing)
         left = list(self._held.values())
         self._held.clear()
         await _cancel(*(held.task for held in left))
@@ -131,71 +165,71 @@ class WorkRunner:
 
     # -- loops -------------------------------------------------------------------------------------------------------
 
-    async def _take(self) -> None:
+    async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:
-            self._wake.clear()
             try:
-                wanted = self._wanted()
-                if any(count for _, count in wanted.lanes):
-                    found = await self._queue.take(self._consumer, wanted)
-                    if found:
-                        self.deliveries["taken"] += len(found)
-                        await self._begin(found)
-                        continue
-            except QueueUnavailable:
+                await step()
+            except QueueUnavailable:  # the queue logs and counts it
                 await asyncio.sleep(RETRY_S)
-                continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WAIT_S):
-                    await self._wake.wait()
+            except Exception as error:
+                log.error("work of the queue is delayed: %s: %s", step.__name__.strip("_"), type(error).__name__)
+                await asyncio.sleep(RETRY_S)
+
+    async def _take(self) -> None:
+        self._wake.clear()
+        wanted = self._wanted()
+        if any(count for _, count in wanted.lanes) and (found := await self._queue.take(self._consumer, wanted)):
+            self.deliveries["taken"] += len(found)
+            await self._begin(found)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                await self._wake.wait()
 
     async def _listen(self) -> None:
-        position = "0-0"
-        while True:
-            try:
-                position = await self._queue.wait(position, WAIT_S)
-                self._wake.set()
-            except QueueUnavailable:
-                position = "0-0"  # its stream may begin again
-                await asyncio.sleep(RETRY_S)
-
-    async def _keep(self) -> None:
-        """Renew what is held, stop what has ended or is held by another consumer, and claim what is left behind."""
-        while True:
-            await asyncio.sleep(self._renew_s)
-            try:
-                await self._renew()
-                await self._claim()
-            except QueueUnavailable:
-                pass
-            except Exception as error:
-                log.error("work of the queue could not be checked: %s", type(error).__name__)
+        position, self._position = self._position, "0-0"  # after a failure its stream may begin again
+        self._position = await self._queue.wait(position, WAIT_S)
+        self._wake.set()
 
     async def _renew(self) -> None:
+        """Renew what is held, and stop what another consumer holds."""
+        await asyncio.sleep(self._renew_s)
         entries = [held.entry for held in self._held.values()]
         is_pull_worker = self._models is not None
-        self.renewal = await self._queue.renew(self._consumer, entries, is_pull_worker=is_pull_worker)
+        try:
+            self.renewal = await self._queue.renew(self._consumer, entries, is_pull_worker=is_pull_worker)
+        except BaseException:
+            self._streak.failed()
+            raise
+        self._streak.succeeded(asyncio.get_running_loop().time())
         for key in self.renewal.lost:
             held = self._held.get(key)
             if held is not None and not held.is_finishing:
                 del self._held[key]
                 self.deliveries["lost"] += 1
-                await _cancel(held.task)
-        ended = await self._source.ended([entry.id for entry in entries]) if entries else ()
-        for id in ended:
+                if held.task is not None:
+                    held.task.cancel()
+
+    async def _stop_ended(self) -> None:
+        await asyncio.sleep(self._renew_s)
+        ids = [held.entry.id for held in self._held.values()]
+        for id in await self._source.ended(ids) if ids else ():
             self.stop_work(id)
 
     async def _claim(self) -> None:
-        wanted = self._wanted()
-        found = await self._queue.claim(self._consumer, wanted, self._idle_s)
+        """Claim what is left behind."""
+        await asyncio.sleep(self._renew_s)
+        if not self._streak.is_complete(asyncio.get_running_loop().time()):
+            return
+        found = await self._queue.claim(self._consumer, self._wanted(), self._idle_s)
         if found:
             self.deliveries["claimed"] += len(found)
             log.warning("claimed %d entries of the work queue from silent holders", len(found))
             await self._begin(found)
-        if self._models is None:  # pull-workers leave it to the gateways
+        if self._give_up is not None:
             everything = Wanted(lanes=[(lane, CLAIMED_AT_ONCE) for lane in self._lanes])
             for entry in await self._queue.claim(self._consumer, everything, self._idle_s, is_dead=True):
-                await self._source.give_up(entry)
+                await self._give_up(entry)
                 self.deliveries["dead"] += 1
                 self._acknowledge(entry)
 
@@ -207,24 +241,32 @@ class WorkRunner:
     # -- work --------------------------------------------------------------------------------------------------------
 
     async def _begin(self, entries: Sequence[QueueEntry]) -> None:
-        for entry in entries:
-            self._held[entry.key] = _Held(entry)
+        begun = [_Held(entry) for entry in entries]
+        for held in begun:
+            self._held[held.entry.key] = held
+            self._running[held.entry.lane] += 1
         works = await self._load([entry.id for entry in entries])
-        for entry in entries:
-            held = self._held.get(entry.key)
-            if held is None:
-                continue  # lost meanwhile
-            if (work := works.get(entry.id)) is None:
-                self._drop(held)  # it has ended, or is no work of this consumer
-            else:
-                self._running[entry.lane] += 1
+        for held in begun:
+            entry, work = held.entry, None if works is None else works.get(held.entry.id)
+            is_held = self._held.get(entry.key) is held
+            if is_held and work is not None:
                 held.task = self._spawn(self._run(held, work))
                 held.task.add_done_callback(partial(self._free, entry.lane))
+                continue
+            self._free(entry.lane)
+            if is_held and works is None:
+                del self._held[entry.key]  # renewed no longer: it is claimed, or becomes a dead letter
+            elif is_held:
+                self._drop(held)  # it has ended, or is no work of this consumer
 
-    async def _load(self, ids: Sequence[str]) -> Mapping[str, StoredWork]:
+    async def _load(self, ids: Sequence[str]) -> Mapping[str, StoredWork] | None:
+        """The work; None where it cannot be loaded at all."""
         while True:
             try:
                 return await self._source.load(ids)
+            except WorkRefused as error:
+                log.error("cannot load stored work: %s", error)
+                return None
             except Exception as error:
                 log.error("cannot load stored work (next try in %g s): %s", RETRY_S, type(error).__name__)
                 await asyncio.sleep(RETRY_S)
@@ -241,7 +283,7 @@ class WorkRunner:
             held.task = None
             self._drop(held)
 
-    def _free(self, lane: str, _: asyncio.Task[None]) -> None:
+    def _free(self, lane: str, _: asyncio.Task[None] | None = None) -> None:
         self._running[lane] -= 1
         self._wake.set()
 

@@ -3,9 +3,11 @@
 Belongs to one event loop. Every write is conditional on work that has not ended: of several results the first is kept.
 """
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +23,12 @@ from inferry.durable.executor import StoreExecutor
 from inferry.durable.result_recorder import ResultRecorder
 from inferry.durable.stored_work import StoredWork, item_of, model_in, work_of_item, work_of_job
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
+
+INITIAL_RETRY_S, MAX_RETRY_S = 0.05, 2.0
 _NO_ANSWER = (
     b'{"error":{"message":"the call broke off without an answer","type":"server_error",'
     b'"param":null,"code":"internal_error"}}'
@@ -123,20 +131,26 @@ class DatabaseWork:
             await self._end_job(work.id, "expired")
 
     async def give_up(self, entry: QueueEntry) -> None:
+        """End work that was delivered too often."""
         work = (await self.load([entry.id])).get(entry.id)
         if work is None:
             return
         deliveries = entry.deliveries - 1
+        reason = f"delivered {deliveries} times without a result; the last holder was {entry.holder}"
+        await self.abandon(work, reason, "its processing broke off repeatedly", deliveries)
+
+    async def abandon(self, work: StoredWork, reason: str, message: str, deliveries: int = 1) -> None:
+        """End work as a dead letter. Its tenant gets the message, operators the reason."""
         letter = DeadLetter(
             id=work.id,
             tenant=work.tenant,
             model=model_in(work.body),
-            reason=f"delivered {deliveries} times without a result; the last holder was {entry.holder}",
+            reason=reason,
             deliveries=deliveries,
             at=self._clock.wall(),
         )
         await self._dead_letters.put(letter)  # first: it is put again if this is cut off
-        await self.reject(work, 500, DEAD_LETTER, "the request was given up: its processing broke off repeatedly")
+        await self.reject(work, 500, DEAD_LETTER, f"the request was given up: {message}")
 
     async def reject(self, work: StoredWork, status: int, code: str, message: str) -> None:
         """End work with an error of the gateway."""
@@ -166,10 +180,21 @@ class DatabaseWork:
         batch_id, _ = item
         if answer.code == RunCancelled.code:  # the batch is a run, and the run was cancelled
             now = self._clock.wall()
-            await self._run(self._items.move, batch_id, ("in_progress",), "cancelling", now, final="cancelled")
+            await self._retried(self._items.move, batch_id, ("in_progress",), "cancelling", now, final="cancelled")
             return
-        for batch, found in await self._run(self._items.load_items, [item]):
+        for batch, found in await self._retried(self._items.load_items, [item]):
             await self._item_recorder.record(result_of(batch, found, answer))
+
+    async def _retried(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Until the database answers, as results are written: what was computed is kept meanwhile."""
+        delay_s = INITIAL_RETRY_S
+        while True:
+            try:
+                return await self._run(operation, *args, **kwargs)
+            except Exception as error:
+                log.error("cannot store a result of stored work (retry in %.2f s): %s", delay_s, type(error).__name__)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, MAX_RETRY_S)
 
 
 def _split(ids: Sequence[str]) -> tuple[list[str], dict[tuple[str, int], str]]:

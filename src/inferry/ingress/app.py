@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import unquote
 
@@ -56,9 +56,10 @@ from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, 
 from inferry.observe.metrics import Metrics
 from inferry.observe.request_counts import RequestCounts
 from inferry.observe.tracing.tracer import Tracer
-from inferry.pipelines.composed import ComposedModel
+from inferry.pipelines.versions import ComposedVersions
 
 log = logging.getLogger(__name__)
+CHATS = frozenset({b"/v1/chat/completions", MESSAGES, RESPONSES})
 
 _JSON = b"content-type: application/json\r\n"
 _API_PREFIX = "/v1/"
@@ -140,17 +141,18 @@ class App:
             self._refuse, self._internal_error, data, self._gateway, self._runs, self._admin.sessions
         )
 
-    def use_histories(self, endpoint: Endpoint) -> None:
-        """Summarise the histories of long chats."""
-        self._posts[b"/v1/chat/completions"] = endpoint
+    def use_histories(self, around: Callable[[Endpoint], Endpoint]) -> None:
+        """Summarise the histories of long chats, with an endpoint around each of theirs."""
+        for path in CHATS:
+            self._posts[path] = around(self._posts[path])
 
     def use_alerts(self, report: Callable[[], list[dict[str, object]]]) -> None:
         """Show alerts to operators."""
         self._admin.alerts = AdminAlerts(report)
 
-    def use_composed(self, models: Mapping[str, ComposedModel]) -> ComposedCalls:
+    def use_composed(self, models: ComposedVersions) -> ComposedCalls:
         """Serve composed models too, under names that no worker serves. Returns what serves their calls."""
-        self._models.composed = {name: model.kind for name, model in models.items()}
+        self._models.composed = models
         unread, tracer = self.limits.max_unread_bytes, self._tracer
         self._composed = ComposedCalls(
             models, self._gateway, self._posts, self.serve, self._refuse, self._heartbeats, unread, tracer

@@ -30,7 +30,7 @@ from inferry.domain.ledger import ComposedRow
 from inferry.domain.streams import Delta, Done
 from inferry.domain.values import replace
 from inferry.ingress.answer_events import answer_events, usage_event
-from inferry.ingress.composed_steps import DEADLINE, step_headers, with_all_models
+from inferry.ingress.composed_steps import DEADLINE, FORWARDED_PATH, model_of, shown_path, step_headers, with_all_models
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import int_header, lane_of, request_id
 from inferry.ingress.http.reply import Reply
@@ -45,7 +45,8 @@ from inferry.ingress.response import HeartbeatTimer, start_response
 from inferry.ingress.step_format import StageFormat, StepFormat
 from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.tracing.tracer import Tracer
-from inferry.pipelines.composed import CHAT, COMPLETIONS, ComposedModel, Fields, StepAnswer
+from inferry.pipelines.composed import CHAT, COMPLETIONS, Fields, StepAnswer
+from inferry.pipelines.versions import ComposedVersions
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +54,6 @@ _PATH = b"x-inferry-path: %b\r\n"
 _JSON = b"content-type: application/json\r\n"
 
 
-class _Named(msgspec.Struct):
-    model: str
-
-
-_name_decoder = msgspec.json.Decoder(_Named)
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -66,7 +62,7 @@ class ComposedCalls:
 
     def __init__(
         self,
-        models: Mapping[str, ComposedModel],
+        models: ComposedVersions,
         gateway: Gateway,
         endpoints: Mapping[bytes, Endpoint],
         serve: Callable[[Request, Reply], None],
@@ -97,7 +93,7 @@ class ComposedCalls:
             return False
         if not caller.allows_model(name):
             raise ModelNotAllowed(f"this key may not use the model `{name}`", param="model")
-        self.start(self.models[name].serve, name, decoded, request, reply, caller)
+        self.start(self._answer, name, decoded, request, reply, caller)
         return True
 
     def start(
@@ -120,11 +116,16 @@ class ComposedCalls:
         """The composed model of a request that was refused with this error; None where it names another model."""
         if not isinstance(error, ModelNotFound | NoWorker):
             return None
-        try:
-            name = _name_decoder.decode(request.body).model
-        except msgspec.DecodeError:
-            return None
-        return name if name in self.models else None
+        name = model_of(request.body)
+        is_known = name is not None and self.models.has(name, is_forwarded=FORWARDED_PATH in request.headers)
+        return name if is_known else None
+
+    async def _answer(self, call: "Call") -> None:
+        is_forwarded = FORWARDED_PATH in call.headers
+        model = self.models.find(call.name, call.tenant, call.run_id, is_forwarded=is_forwarded)
+        if model is None:  # only the other version of the settings has it
+            raise ModelNotFound(f"unknown model `{call.name}`", param="model")
+        await model.serve(call)
 
     async def close(self) -> None:
         """Cancel what is left and wait for it."""
@@ -192,7 +193,7 @@ class Call:
         self._run = identity(request.headers, self._id)
         self.run_id = self._run.run_id
         self._started_at = calls.gateway.now()
-        self._path_prefix = request.headers.get(b":path", b"")
+        self._path_prefix = request.headers.get(FORWARDED_PATH, b"")
         if request.trace is not None:
             request.trace.open_jobs += 1  # until the last step: the trace ends with it
 
@@ -306,8 +307,8 @@ class Call:
     def forward(self, stage: str, model: str, path: Sequence[str]) -> None:
         request, reply = self._request, self.reply
         headers = self._step_headers(stage, None, None)
-        shown = self._shown_path(path)
-        headers[b":path"] = shown
+        shown = shown_path(self._path_prefix, path)
+        headers[FORWARDED_PATH] = shown
         request.headers = headers
         request.body = msgspec.json.encode({**_fields_decoder.decode(request.body), "model": model})
         request.caller = self._caller
@@ -325,14 +326,14 @@ class Call:
         wire_format = StageFormat(wire_format if self._decoded is None else self._decoded.format, stage)
         job, stream = self._submit(job)
         self.is_answered = True
-        self.reply.add_headers(_PATH % self._shown_path(path))
+        self.reply.add_headers(_PATH % shown_path(self._path_prefix, path))
         start_response(stream, job, calls.gateway, self.reply, wire_format, calls.heartbeats, unread, self._caller)
         self.end_trace()
 
     def answer_json(self, body: bytes, path: Sequence[str]) -> None:
         self.is_answered = True
         self.reply.on_disconnect = None
-        self.reply.add_headers(_PATH % self._shown_path(path))
+        self.reply.add_headers(_PATH % shown_path(self._path_prefix, path))
         head = _JSON + OPENAI.id_headers(request_id(self._request.headers) or self._id)
         self.reply.respond(200, head + b"x-inferry-lane: %b\r\n" % self.lane.encode(), body)
         self.end_trace()
@@ -363,7 +364,7 @@ class Call:
             ),
         )
         self.is_answered = True
-        self.reply.add_headers(_PATH % self._shown_path(path))
+        self.reply.add_headers(_PATH % shown_path(self._path_prefix, path))
         unread = calls.max_unread_bytes
         start_response(stream, job, calls.gateway, self.reply, decoded.format, calls.heartbeats, unread, self._caller)
         self.end_trace()
@@ -389,11 +390,6 @@ class Call:
         trace, tracer = self._request.trace, self._calls.tracer
         if trace is not None and tracer is not None:
             tracer.release(trace)
-
-    def _shown_path(self, path: Sequence[str]) -> bytes:
-        """The path so far, where one composed model has called another, and then this one's."""
-        shown = ">".join(path).encode()
-        return b"%b>%b" % (self._path_prefix, shown) if self._path_prefix else shown
 
 
 def _cancel(task: "asyncio.Task[None]") -> None:

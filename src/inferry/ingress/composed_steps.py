@@ -1,6 +1,8 @@
 """Headers and caller of the steps of composed models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from inferry.domain.callers import Caller
 from inferry.domain.errors import DeadlineExceeded
@@ -11,7 +13,30 @@ from inferry.ingress.idempotency import IDEMPOTENCY_KEY
 from inferry.ingress.job_ids import COMPOSED, JOB_ID
 
 DEADLINE = b"x-inferry-deadline-ms"
+FORWARDED_PATH = b":path"
+"""The path so far, in the headers of a request that a composed model has forwarded. No client can send this name."""
 _RUN, _STEP, _LANE = b"x-inferry-run-id", b"x-inferry-step-id", b"x-inferry-lane"
+
+
+class _Named(msgspec.Struct):
+    model: str
+
+
+_name_decoder = msgspec.json.Decoder(_Named)
+
+
+def model_of(body: bytes) -> str | None:
+    """The model that a request names; None where it names none."""
+    try:
+        return _name_decoder.decode(body).model
+    except msgspec.DecodeError:
+        return None
+
+
+def shown_path(before: bytes, path: Sequence[str]) -> bytes:
+    """The path so far, where one composed model has called another, and then this one's."""
+    shown = ">".join(path).encode()
+    return b"%b>%b" % (before, shown) if before else shown
 
 
 def step_headers(

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from inferry.domain.callers import Caller
-from inferry.domain.errors import GatewayError, InvalidApiKey, NoWorker
+from inferry.domain.errors import GatewayError, InvalidApiKey, ModelNotFound, NoWorker
 from inferry.ingress.app import App
 from inferry.ingress.http.body_sink import BodySink
 from inferry.ingress.http.reply import Reply
@@ -97,11 +97,12 @@ class ForwardingApp(App):
     def _compose(
         self, error: GatewayError, decoded: ClientRequest | None, request: Request, reply: Reply, caller: Caller
     ) -> bool:
-        """The owner answers calls of composed models: it writes their rows to the ledger."""
+        """The owner answers calls of composed models: it writes their rows to the ledger. It also knows those that were
+        applied since this process has read the configuration."""
         composed = self._composed
         if self._open_http is None or composed is None or request.is_internal:
             return App._compose(self, error, decoded, request, reply, caller)
-        if composed.name_of(error, request) is None:
+        if not isinstance(error, ModelNotFound) and composed.name_of(error, request) is None:
             return False
         forwarded = ForwardedRequest(self, request, reply.peer)
         forwarded.start()

@@ -18,6 +18,7 @@ from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.router import JSON, Fail, Refuse, Router
 from inferry.ingress.wire_format import WireFormat
+from inferry.pipelines.versions import ComposedVersions
 
 MAX_LISTED = 1000
 DEFAULT_LISTED = 20
@@ -30,8 +31,7 @@ class ModelsRouter(Router):
     def __init__(self, refuse: Refuse, fail: Fail, gateway: Gateway) -> None:
         super().__init__(refuse, fail)
         self._gateway = gateway
-        self.composed: dict[str, str] = {}
-        """Kinds of composed models by name."""
+        self.composed = ComposedVersions()
         self._anthropic_format = MessagesFormat()
 
     def format_of(self, request: Request) -> WireFormat:
@@ -44,7 +44,7 @@ class ModelsRouter(Router):
         cards = {
             name: card for name, card in self._gateway.models.cards(caller.pool).items() if caller.allows_model(name)
         }
-        cards |= {name: ModelCard(name=name) for name in self.composed if caller.allows_model(name)}
+        cards |= {name: ModelCard(name=name) for name in self._kinds() if caller.allows_model(name)}
         for_anthropic = _is_anthropic(request)
         if not name:
             found = _anthropic_page(cards, query) if for_anthropic else self._list(cards, caller)
@@ -55,6 +55,10 @@ class ModelsRouter(Router):
             found = _anthropic_model(card) if for_anthropic else self._openai_model(card, self._ready_models(caller))
         reply.respond(200, JSON, msgspec.json.encode(found))
 
+    def _kinds(self) -> dict[str, str]:
+        """Kinds of the composed models of the active settings by name."""
+        return {name: model.kind for name, model in self.composed.active.models.items()}
+
     def _list(self, cards: dict[str, ModelCard], caller: Caller) -> dict[str, Any]:
         ready = self._ready_models(caller)
         return {"object": "list", "data": [self._openai_model(card, ready) for card in cards.values()]}
@@ -62,10 +66,10 @@ class ModelsRouter(Router):
     def _ready_models(self, caller: Caller) -> set[str]:
         views = [v for v in self._gateway.views() if v.phase is Phase.READY and v.isolation == caller.pool]
         ready = {model for v in views if caller.precision in (None, v.precision) for model in v.models}
-        return ready | set(self.composed) if ready else ready
+        return ready | set(self._kinds()) if ready else ready
 
     def _openai_model(self, card: ModelCard, ready: set[str]) -> dict[str, Any]:
-        kind = self.composed.get(card.name)
+        kind = self._kinds().get(card.name)
         return {
             "id": card.name,
             "object": "model",

@@ -1,6 +1,5 @@
 """`/v1/pipelines…`: the pipelines that the caller may use, and their runs."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -18,6 +17,7 @@ from inferry.ingress.http.request import Request
 from inferry.ingress.openai.decode import decode_body
 from inferry.ingress.router import JSON, Fail, Refuse, Router
 from inferry.pipelines.model import PipelineModel, PipelineRequest
+from inferry.pipelines.versions import ComposedVersions
 
 _decoder = msgspec.json.Decoder(PipelineRequest)
 
@@ -26,11 +26,9 @@ class PipelinesRouter(Router):
     prefix = "/v1/pipelines"
     paths = ("GET /v1/pipelines", "GET /v1/pipelines/{name}", "POST /v1/pipelines/{name}")
 
-    def __init__(
-        self, refuse: Refuse, fail: Fail, pipelines: Mapping[str, PipelineModel], calls: ComposedCalls
-    ) -> None:
+    def __init__(self, refuse: Refuse, fail: Fail, versions: ComposedVersions, calls: ComposedCalls) -> None:
         super().__init__(refuse, fail)
-        self._pipelines = pipelines
+        self._versions = versions
         self._calls = calls
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
@@ -38,25 +36,38 @@ class PipelinesRouter(Router):
         if not name:
             if request.method not in (b"GET", b"HEAD"):
                 raise WrongMethod(self.prefix, "GET, HEAD")
-            found = [pipeline_object(one) for name, one in self._pipelines.items() if caller.allows_model(name)]
+            pipelines = self._versions.active.pipelines
+            found = [pipeline_object(one) for name, one in pipelines.items() if caller.allows_model(name)]
             reply.respond(200, JSON, msgspec.json.encode({"object": "list", "data": found}))
             return
         if request.method not in (b"GET", b"HEAD", b"POST"):
             raise WrongMethod(f"{self.prefix}/{{name}}", "GET, HEAD, POST")
-        pipeline = self._pipelines.get(name)
+        if request.method == b"POST":
+            if name not in self._versions.pipeline_names():
+                raise _unknown(name)
+            self._check_allowed(name, caller)
+            work = partial(self._run, decode_body(_decoder, request.body or b"{}"))
+            self._calls.start(work, name, None, request, reply, caller)
+            return
+        pipeline = self._versions.active.pipelines.get(name)
         if pipeline is None:
-            raise NotFound(f"unknown pipeline `{printable(name)}`")
+            raise _unknown(name)
+        self._check_allowed(name, caller)
+        reply.respond(200, JSON, msgspec.json.encode(pipeline_object(pipeline)))
+
+    def _check_allowed(self, name: str, caller: Caller) -> None:
         if not caller.allows_model(name):
             raise ModelNotAllowed(f"this key may not use the pipeline `{name}`")
-        if request.method in (b"GET", b"HEAD"):
-            reply.respond(200, JSON, msgspec.json.encode(pipeline_object(pipeline)))
-        else:
-            work = partial(_serve, pipeline, decode_body(_decoder, request.body or b"{}"))
-            self._calls.start(work, name, None, request, reply, caller)
+
+    async def _run(self, body: PipelineRequest, call: Call) -> None:
+        pipeline = self._versions.of(call.tenant, call.run_id).pipelines.get(call.name)
+        if pipeline is None:  # only the other version of the settings has it
+            raise _unknown(call.name)
+        await pipeline.serve_request(call, body)
 
 
-async def _serve(pipeline: PipelineModel, body: PipelineRequest, call: Call) -> None:
-    await pipeline.serve_request(call, body)
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"unknown pipeline `{printable(name)}`")
 
 
 def pipeline_object(model: PipelineModel) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The response of one step of a composed model: kept instead of written to a client, or written as the answer."""
+"""Formats around the client's own: the response of a step of a composed model, kept or written as the answer."""
 
 from typing import Any
 
@@ -23,12 +23,11 @@ class StepFormat(WireFormat):
         return b""
 
 
-class StageFormat(WireFormat):
-    """Writes as the client's format does, with the stage in every error."""
+class WrappedFormat(WireFormat):
+    """Writes as another format does."""
 
-    def __init__(self, inner: WireFormat, stage: str) -> None:
+    def __init__(self, inner: WireFormat) -> None:
         self._inner = inner
-        self._stage = stage
 
     def writer(self, job: InferenceJob, created: float) -> EventWriter | None:
         return self._inner.writer(job, created)
@@ -46,7 +45,21 @@ class StageFormat(WireFormat):
         return self._inner.error_status(error)
 
     def error_body(self, error: GatewayError, request_id: str) -> bytes:
-        return self._inner.error_body(at_stage(error, self._stage), request_id)
+        return self._inner.error_body(error, request_id)
 
     def error_event(self, error: GatewayError) -> bytes:
-        return self._inner.error_event(at_stage(error, self._stage))
+        return self._inner.error_event(error)
+
+
+class StageFormat(WrappedFormat):
+    """Writes as the client's format does, with the stage in every error."""
+
+    def __init__(self, inner: WireFormat, stage: str) -> None:
+        super().__init__(inner)
+        self._stage = stage
+
+    def error_body(self, error: GatewayError, request_id: str) -> bytes:
+        return super().error_body(at_stage(error, self._stage), request_id)
+
+    def error_event(self, error: GatewayError) -> bytes:
+        return super().error_event(at_stage(error, self._stage))

@@ -55,7 +55,7 @@ def waste_of(attempt: Attempt, outcome: Outcome) -> tuple[GpuTimeKind, float]:
     seconds = attempt.gpu_seconds or 0.0
     if outcome in (Outcome.CANCELLED, Outcome.EXPIRED):
         return GpuTimeKind.CANCELLED, seconds
-    if outcome is not Outcome.DONE and not attempt.resumed:
+    if outcome not in (Outcome.DONE, Outcome.PREFILLED) and not attempt.resumed:
         return (GpuTimeKind.PREEMPTED if outcome is Outcome.PREEMPTED else GpuTimeKind.RECOMPUTED), seconds
     if attempt.job.resume_point is not None:
         # The output so far is computed again as part of the prompt.

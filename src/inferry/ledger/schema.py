@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table
 from sqlalchemy import Text as AnyText
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 # Ordered by bytes in PostgreSQL too, whatever the database's language.
 Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
@@ -252,6 +252,10 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
     8: (
         ("attempts", "ALTER TABLE attempts ADD COLUMN settings_version INTEGER"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN composed TEXT"),
+    ),
+    9: (
+        ("async_jobs", "DROP INDEX IF EXISTS async_jobs_by_status"),
+        ("async_jobs", "CREATE INDEX async_jobs_by_status ON async_jobs (status, tenant, id)"),
     ),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is

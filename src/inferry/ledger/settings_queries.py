@@ -18,8 +18,8 @@ MAX_CALLS = 50_000
 
 
 def query_tallies(connection: Connection, versions: Sequence[int], since: float, until: float | None) -> list[RunTally]:
-    """One tally per run, lane and version, of calls that arrived at or after `since`. Preempted attempts have a later
-    one; calls that shared an execution were not scheduled."""
+    """One tally per run, lane and version, of calls that arrived at or after `since`. Preempted attempts and
+    prefills have a later one; calls that shared an execution were not scheduled."""
     attained = case((_row.attained.is_(True), 1), else_=0)
     judged = case((_row.attained.is_not(None), 1), else_=0)
     failed = case((_row.outcome.in_(_FAILED), 1), else_=0)
@@ -44,7 +44,7 @@ def query_tallies(connection: Connection, versions: Sequence[int], since: float,
             _row.ended_at - _row.total_ms / 1000 >= since,
             _row.settings_version.in_(versions),
             _row.shared_with.is_(None),
-            _row.outcome.not_in((Outcome.PREEMPTED.value, Outcome.CANCELLED.value)),
+            _row.outcome.not_in((Outcome.PREEMPTED.value, Outcome.PREFILLED.value, Outcome.CANCELLED.value)),
         )
         .group_by(_row.settings_version, _row.tenant, _row.run_id, _row.lane)
     )

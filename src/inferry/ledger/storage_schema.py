@@ -143,7 +143,7 @@ async_jobs = Table(
     UniqueConstraint("tenant", "idempotency_key"),
     Index("async_jobs_by_creation", "tenant", "created_at", "id"),
     Index("async_jobs_by_size", "tenant", "size"),
-    Index("async_jobs_by_status", "status", "tenant"),
+    Index("async_jobs_by_status", "status", "tenant", "id"),
     Index("async_jobs_by_callback", "callback", "callback_at"),
     Index("async_jobs_by_expiry", "expires_at"),
 )

@@ -23,6 +23,13 @@ FEATURE_METRICS: tuple[MetricSpec, ...] = (
         "Cost of jobs that overflowed, in units of the currency.",
     ),
     MetricSpec(
+        "inferry_prefills_total",
+        "counter",
+        "Prompts computed on workers of role `prefill`, by result: `handed_over`, or `failed`, after which the call "
+        "was computed whole.",
+        ("worker", "result"),
+    ),
+    MetricSpec(
         "inferry_resident_runs", "gauge", "Runs whose KV is kept on a worker for their next call (`sessions.pause`)."
     ),
     MetricSpec(
@@ -41,6 +48,11 @@ FEATURE_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("inferry_pull_workers", "gauge", "Pull-workers seen in the last 10 seconds. With `cluster.redis` only."),
     MetricSpec(
         "inferry_work_in_flight", "gauge", "Batch items and async jobs of the shared queue that this process holds."
+    ),
+    MetricSpec(
+        "inferry_work_queue_errors_total",
+        "counter",
+        "Requests to the shared queue that failed because Redis did not answer or refused them.",
     ),
     MetricSpec(
         "inferry_work_deliveries_total",

@@ -206,7 +206,7 @@ class Metrics:
 
     def first_token(self, attempt: Attempt, now: float) -> None:
         job = attempt.job
-        if job.resume_point is None:
+        if job.resume_point is None and job.route.role != "prefill":
             self._series(job).first_token.observe(now - job.arrived_at)
 
     def produced(self, attempt: Attempt, now: float) -> None:

@@ -17,12 +17,26 @@ def batch_sizes(items: int, queued: int, workers: int) -> list[int]:
     return [(items + index) // calls for index in range(calls)]
 
 
-def map_window(items: int, queued: int, queue_limit: int) -> int:
-    """Elements of a map that run at the same time: enough to keep `FULL_QUEUE` jobs queued in the lane.
+class MapLoad:
+    """What the maps of all runs have in flight in one lane: `maps` that run, and `jobs` that their elements may queue.
 
-    Further jobs in the queue would not be computed sooner. While the queue is longer, each map has `MIN_WINDOW`
-    elements in flight, and one while the queue is half full, so that many maps do not fill it.
+    Belongs to the event loop. A map counts an element when it starts it: its job is in no queue yet.
     """
-    if queued >= queue_limit // 2:
-        return 1
-    return min(items, max(MIN_WINDOW, FULL_QUEUE - queued), max(1, queue_limit - queued))
+
+    def __init__(self) -> None:
+        self.maps = 0
+        self.jobs = 0
+
+
+def may_start(in_flight: int, width: int, load: MapLoad, queued: int, queue_limit: int) -> bool:
+    """Whether a map with this many elements in flight may start one more, which may queue `width` jobs.
+
+    One element may always run, so every map makes progress. Beyond it all maps of a lane together keep `FULL_QUEUE`
+    jobs queued, since further jobs would not be computed sooner, or `MIN_WINDOW` elements each. None is started while
+    the queue is half full, or while the jobs of maps would fill half of it, whether they are queued yet or not.
+    """
+    if in_flight == 0:
+        return True
+    if max(queued + 1, load.jobs + width) > queue_limit // 2:
+        return False
+    return in_flight < max(MIN_WINDOW, (FULL_QUEUE - queued) // max(1, load.maps))

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from inferry.domain.errors import DeadlineExceeded, FunctionFailed, GatewayError, InvalidRequest
 from inferry.pipelines import stage_calls
-from inferry.pipelines.batch_sizes import batch_sizes, map_window
+from inferry.pipelines.batch_sizes import batch_sizes, may_start
 from inferry.pipelines.composed import CHAT, Fields
 from inferry.pipelines.deadlines import StageDurations, stage_deadline, times_after
 from inferry.pipelines.declaration import EmbedStage, FunctionStage, GenerateStage, JoinStage, MapStage, RankStage
@@ -228,18 +228,28 @@ class PipelineRun:
                 return await self._embed_all(first.stage, texts, step)
         tasks: list[asyncio.Task[Any]] = []
         running: set[asyncio.Task[Any]] = set()
+        calls, load, width = self._calls, self._calls.map_load(), body.width
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            load.jobs -= width
+
+        load.maps += 1
         try:
             async with asyncio.TaskGroup() as group:
                 for index, item in enumerate(items):
-                    while len(running) >= map_window(len(items), self._calls.queued(), self._calls.queue_limit()):
+                    while not may_start(len(running), width, load, calls.queued(), calls.queue_limit()):
                         _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     inner = {**scope, stage.item: item}
                     suffix = f"{step.suffix}-{index}"
                     one = self._run_graph(body, inner, step.deadline, f"{step.path}.", suffix)
                     tasks.append(group.create_task(one))
                     running.add(tasks[-1])
+                    load.jobs += width
+                    tasks[-1].add_done_callback(ended)
         except BaseExceptionGroup as failed:
             raise first_error(failed) from None
+        finally:
+            load.maps -= 1
         return [task.result() for task in tasks]
 
     async def _call(self, path: str, fields: Fields, step: "_Step") -> bytes:

@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from msgspec import UNSET, Struct
 
 from inferry.domain.errors import InvalidRequest
-from inferry.pipelines.declaration import GenerateStage, MapStage, Pipeline, Stage
+from inferry.pipelines.declaration import EmbedStage, GenerateStage, MapStage, Pipeline, RankStage, Stage
 from inferry.pipelines.signature import NAME, check_stage, result_type, template_texts
 from inferry.pipelines.template import Template, TemplateError, parse_template
 from inferry.pipelines.value_types import ANY, TEXT, ValueType, parse_type, read_value, record
@@ -39,6 +39,11 @@ class Graph(Struct, frozen=True):
     @property
     def type(self) -> ValueType:
         return next(node.type for node in self.nodes if node.name == self.output)
+
+    @property
+    def width(self) -> int:
+        """Jobs that one run of the graph may have at the same time, at most. A map within it counts its own."""
+        return max(1, sum(isinstance(node.stage, EmbedStage | GenerateStage | RankStage) for node in self.nodes))
 
 
 class CheckedPipeline(Struct, frozen=True, kw_only=True):

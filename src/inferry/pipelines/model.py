@@ -9,8 +9,9 @@ from msgspec import UNSET, Raw, Struct
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import InvalidRequest, UnsupportedFeature
-from inferry.domain.lanes import Lane
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.workers import Phase
+from inferry.pipelines.batch_sizes import MapLoad
 from inferry.pipelines.composed import CHAT, ComposedCall, Fields
 from inferry.pipelines.declaration import EmbedStage, GenerateStage, RankStage
 from inferry.pipelines.executor import PipelineRun, ServedPipeline
@@ -42,14 +43,21 @@ _messages = msgspec.json.Decoder(list[_Message])
 
 
 class PipelineModel:
-    """One pipeline. `queue_limits` are those of the lanes."""
+    """One pipeline. `lanes` are those in use; `loads` are shared by all pipelines."""
 
     kind = "pipeline"
 
-    def __init__(self, pipeline: ServedPipeline, gateway: Gateway, queue_limits: Mapping[Lane, int]) -> None:
+    def __init__(
+        self,
+        pipeline: ServedPipeline,
+        gateway: Gateway,
+        lanes: Mapping[Lane, LanePolicy],
+        loads: Mapping[Lane, MapLoad],
+    ) -> None:
         self.pipeline = pipeline
         self._gateway = gateway
-        self._queue_limits = queue_limits
+        self._lanes = lanes
+        self._loads = loads
         self._path = list(dict.fromkeys(_models(pipeline.checked.graph)))
 
     @property
@@ -89,7 +97,7 @@ class PipelineModel:
         call.answer_json(msgspec.json.encode(found, enc_hook=_encode_vector), self._path)
 
     async def _run(self, call: ComposedCall, inputs: Fields, answer_fields: Fields | None) -> tuple[PipelineRun, Any]:
-        calls = _RunCalls(call, self._gateway, self._queue_limits, self._path)
+        calls = _RunCalls(call, self._gateway, self._lanes, self._loads, self._path)
         limits = [ms for ms in (call.deadline_left_ms(), self.pipeline.checked.declared.deadline_ms) if ms is not None]
         deadline = self._gateway.now() + min(limits) / 1000 if limits else None
         run = PipelineRun(self.pipeline, calls, deadline, answer_fields)
@@ -116,11 +124,19 @@ class PipelineModel:
 class _RunCalls:
     """The calls of one run (`ports.Calls`)."""
 
-    def __init__(self, call: ComposedCall, gateway: Gateway, queue_limits: Mapping[Lane, int], path: list[str]) -> None:
+    def __init__(
+        self,
+        call: ComposedCall,
+        gateway: Gateway,
+        lanes: Mapping[Lane, LanePolicy],
+        loads: Mapping[Lane, MapLoad],
+        path: list[str],
+    ) -> None:
         self._call = call
         self._gateway = gateway
         self._lane = Lane[call.lane]
-        self._queue_limits = queue_limits
+        self._lanes = lanes
+        self._loads = loads
         self._path = path
         self.now = gateway.now
 
@@ -134,7 +150,11 @@ class _RunCalls:
         return self._gateway.queue_depths().get(self._lane, 0)
 
     def queue_limit(self) -> int:
-        return self._queue_limits[self._lane]
+        policy = self._lanes[self._lane]
+        return int(policy.queue_limit * policy.high_watermark)
+
+    def map_load(self) -> MapLoad:
+        return self._loads[self._lane]
 
     def workers(self, model: str) -> int:
         return sum(model in view.models for view in self._gateway.views() if view.phase is Phase.READY)

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from inferry.pipelines.batch_sizes import MapLoad
 from inferry.pipelines.composed import Fields
 
 
@@ -21,7 +22,11 @@ class Calls(Protocol):
         ...
 
     def queue_limit(self) -> int:
-        """Maximum number of jobs queued in the lane of the run."""
+        """Jobs up to which the lane of the run takes new ones."""
+        ...
+
+    def map_load(self) -> MapLoad:
+        """What the maps of all runs have in flight in the lane of the run."""
         ...
 
     def workers(self, model: str) -> int:

@@ -21,9 +21,13 @@ class VectorIndex:
         self.dimensions = len(vectors[0]) if vectors else 0
         if any(len(vector) != self.dimensions for vector in vectors):
             raise InvalidRequest("the vectors differ in length")
-        self._rows: Any = [_normalised(vector) for vector in vectors]
-        if numpy is not None and vectors:
-            self._rows = numpy.array(self._rows, dtype=numpy.float32)
+        self._rows: Any = []
+        if numpy is None:
+            self._rows = [_normalised(vector) for vector in vectors]
+        elif vectors:
+            rows = numpy.frombuffer(b"".join(vectors), dtype=numpy.float32).reshape(len(vectors), self.dimensions)
+            lengths = numpy.linalg.norm(rows.astype(numpy.float64), axis=1, keepdims=True)
+            self._rows = (rows / numpy.where(lengths == 0, 1, lengths)).astype(numpy.float32)
 
     def __len__(self) -> int:
         return len(self._rows)

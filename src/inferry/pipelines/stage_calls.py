@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from inferry.domain.errors import WorkerLost
-from inferry.domain.pooling import decode_vector
+from inferry.domain.pooling import decode_array
 from inferry.pipelines.declaration import EmbedStage, GenerateStage, RankStage
 
 EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
@@ -71,7 +71,7 @@ def embed_fields(stage: EmbedStage, inputs: Sequence[str]) -> dict[str, Any]:
 
 def read_vectors(body: bytes) -> "tuple[list[array[float]], Usage]":
     found = _decode(_embeddings, body)
-    return [array("f", decode_vector(one.embedding)) for one in found.data], found.usage
+    return [decode_array(one.embedding) for one in found.data], found.usage
 
 
 def rank_fields(stage: RankStage, query: str, documents: Sequence[str]) -> dict[str, Any]:

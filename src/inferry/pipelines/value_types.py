@@ -83,6 +83,8 @@ def read_value(value: Any, expected: ValueType, where: str) -> Any:
     if expected.depth:
         if not isinstance(value, list):
             raise InvalidRequest(f"`{where}` must be {expected}", param=where)
+        if expected.depth == 1 and _all_are(value, _CLASSES.get(expected.base)):
+            return value  # without a name and a check for each item
         inner = ValueType(expected.base, expected.depth - 1)
         return [read_value(one, inner, f"{where}[{index}]") for index, one in enumerate(value)]
     if expected.base == "vector" and isinstance(value, list) and value:
@@ -93,6 +95,13 @@ def read_value(value: Any, expected: ValueType, where: str) -> Any:
     if expected.base == "any" or _is_scalar(value, expected.base):
         return value
     raise InvalidRequest(f"`{where}` must be {expected}", param=where)
+
+
+_CLASSES: dict[str, type] = {"text": str, "vector": array}
+
+
+def _all_are(values: list[Any], kind: type | None) -> bool:
+    return kind is not None and all(type(value) is kind for value in values)
 
 
 def _is_scalar(value: Any, base: str) -> bool:

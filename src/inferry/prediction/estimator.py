@@ -72,8 +72,9 @@ class Estimator:
         if not isinstance(end, Done) or end.stopped is not None or not attempt.is_representative:
             return
         job, usage = attempt.job, end.usage
-        predicted, prompt, model = job.footprint.output, job.footprint.prompt, job.route.model
-        self._prefixes.learn(model, job.footprint.cached.high, usage.cached_tokens)
+        footprint = job.footprint if job.prefill is None else job.prefill.footprint
+        predicted, prompt, model = footprint.output, footprint.prompt, job.route.model
+        self._prefixes.learn(model, footprint.cached.high, usage.cached_tokens)
         # Only a fixed output was not predicted. A prediction that is down to one value continues to learn.
         if not (predicted.is_exact and predicted.expected >= job.token_budget):
             query = LengthQuery(job.tenant, model, prompt.expected, job.token_budget, job.template_id, job.output_hint)

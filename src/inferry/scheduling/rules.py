@@ -12,6 +12,7 @@ from inferry.scheduling.placement.filters import (
     Filter,
     has_adapter,
     has_precision,
+    has_role,
     is_for_overflow,
     is_in_pool,
     serves_model,
@@ -19,7 +20,7 @@ from inferry.scheduling.placement.filters import (
 from inferry.scheduling.placement.least_loaded import LeastLoaded
 from inferry.scheduling.placement.scorer import Scorer
 
-FILTERS: tuple[Filter, ...] = (serves_model, is_for_overflow, has_precision, has_adapter, is_in_pool)
+FILTERS: tuple[Filter, ...] = (serves_model, is_for_overflow, has_role, has_precision, has_adapter, is_in_pool)
 """All of them must allow a worker."""
 
 SCORERS: tuple[Scorer, ...] = (

@@ -6,6 +6,7 @@ from inferry.domain.decisions import Decision
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import CapacityUse, QueuedAhead
 from inferry.domain.routes import RouteKey
+from inferry.domain.workers import Phase, WorkerView
 from inferry.scheduling.decision_record import decision_of
 from inferry.scheduling.queues import service_history, statistics
 from inferry.scheduling.queues.lane_queue import LaneQueue
@@ -66,6 +67,19 @@ class SchedulerState:
         """Whether some worker serves the route, up or not."""
         views = [worker.view for worker in self._workers.values() if worker.view is not None]
         return any(all(allows(view, route) for allows in FILTERS) for view in views)
+
+    def views_up(self, lane: Lane, route: RouteKey) -> list[WorkerView]:
+        """The workers of the lane's own groups that are up and serve the route."""
+        lane_queue = self._lane_queue_of[lane]
+        groups = None if lane_queue is None else lane_queue.rules.groups
+        return [
+            view
+            for worker in self._workers.values()
+            if (view := worker.view) is not None
+            and view.phase is Phase.READY
+            and (groups is None or view.group in groups)
+            and all(allows(view, route) for allows in FILTERS)
+        ]
 
     def session_counts(self) -> SessionCounts:
         """Resident and paused runs."""

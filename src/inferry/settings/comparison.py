@@ -13,8 +13,8 @@ from math import exp, inf, log, sqrt
 
 from inferry.domain.settings_versions import Measure, RunTally
 
-ATTAINMENT, ERRORS, COST, THROUGHPUT = "attainment", "errors", "cost", "throughput"
-SCALES = {ATTAINMENT: 0.05, ERRORS: 0.02, COST: 0.1, THROUGHPUT: 0.1}
+ATTAINMENT, ERRORS, COST, RUN_COST, THROUGHPUT = "attainment", "errors", "cost", "run_cost", "throughput"
+SCALES = {ATTAINMENT: 0.05, ERRORS: 0.02, COST: 0.1, RUN_COST: 0.1, THROUGHPUT: 0.1}
 """Size of a difference at which the intervals are narrowest (the mixture's standard deviation): parts of 1 for the
 first two, logarithms of a ratio for the others."""
 
@@ -23,14 +23,21 @@ Values = Callable[[RunTally], tuple[float, float]]
 """Numerator and denominator of a run."""
 
 
-def compare(tallies: Iterable[RunTally], active: int, candidate: int, error: float) -> list[Measure]:
-    """All measures of which both versions have at least two runs. `error` is for each measure."""
+def compare(
+    tallies: Iterable[RunTally], active: int, candidate: int, error: float, *, per_run: bool = False
+) -> list[Measure]:
+    """All measures of which both versions have at least two runs. `error` is for each measure.
+
+    `per_run`: cost is that of a run, not of an output token. Versions that call other models write other tokens: an
+    answer of a small model that is not used makes tokens cheaper and the call dearer.
+    """
     tallies = list(tallies)
     priced = any(tally.cost_nanos for tally in tallies)
     lanes = sorted({tally.lane for tally in tallies})
     found = [_share(ATTAINMENT, lane, _attained, tallies, active, candidate, error) for lane in lanes]
     found.append(_share(ERRORS, None, _failed, tallies, active, candidate, error))
-    found.append(_rate(COST, _money if priced else _gpu_seconds, tallies, active, candidate, error))
+    cost = _money if priced else _gpu_seconds
+    found.append(_rate(RUN_COST if per_run else COST, cost, tallies, active, candidate, error))
     found.append(_rate(THROUGHPUT, _token_rate, tallies, active, candidate, error))
     return [one for one in found if one is not None]
 
@@ -85,6 +92,8 @@ def _rate(
 ) -> Measure | None:
     """The ratio of two rates, compared by logarithms."""
     arms = [_pairs(tallies, version, None, values) for version in (active, candidate)]
+    if name == RUN_COST:
+        arms = [[(over / 1000, 1.0) for over, _ in pairs] for pairs in arms]
     if any(len(pairs) < 2 for pairs in arms):
         return None
     (before, before_variance), (after, after_variance) = (_ratio(pairs) for pairs in arms)

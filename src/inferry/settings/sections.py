@@ -13,12 +13,8 @@ of the lane, and a target is what the capacity of a worker is computed from and 
 """
 
 
-def _is_lane_run_key(path: tuple[str, ...]) -> bool:
-    return path[-1] in RUN_KEYS
-
-
-VERSIONED: dict[str, Callable[[tuple[str, ...]], bool]] = {"lanes": _is_lane_run_key}
-"""Sections with versions. The function says whether the value at a path may differ between runs."""
+TARGET_KEYS = frozenset({"ttft_ms", "itl_ms", "ttft_ms_per_1k_tokens"})
+"""Keys of a lane that attainment is measured against."""
 
 
 class Difference(Struct, frozen=True):
@@ -31,6 +27,24 @@ class Difference(Struct, frozen=True):
     @property
     def name(self) -> str:
         return ".".join(self.path)
+
+
+def _is_lane_run_key(changed: Difference) -> bool:
+    return changed.path[-1] in RUN_KEYS
+
+
+def _keeps_model(changed: Difference) -> bool:
+    """A model that is removed for some runs would be unknown to clients that do not know of the trial."""
+    return len(changed.path) != 2 or changed.after is not None
+
+
+COMPOSED = ("routes", "cascades", "ensembles", "pipelines")
+"""Sections of composed models."""
+VERSIONED: dict[str, Callable[[Difference], bool]] = {
+    "lanes": _is_lane_run_key,
+    **dict.fromkeys(COMPOSED, _keeps_model),
+}
+"""Sections with versions. The function says whether a value may differ between runs."""
 
 
 def differences(before: Sections, after: Sections) -> list[Difference]:
@@ -53,4 +67,14 @@ def _plain(value: Any) -> Any:
 
 def whole_only(changed: list[Difference]) -> list[Difference]:
     """The differences that cannot be tried with some runs only."""
-    return [one for one in changed if not VERSIONED[one.path[0]](one.path)]
+    return [one for one in changed if not VERSIONED[one.path[0]](one)]
+
+
+def retargeted(changed: list[Difference]) -> set[str]:
+    """Lanes with other targets: attainment of the two versions cannot be compared."""
+    return {one.path[1] for one in changed if one.path[0] == "lanes" and one.path[-1] in TARGET_KEYS}
+
+
+def calls_other_models(changed: list[Difference]) -> bool:
+    """Whether composed models differ."""
+    return any(one.path[0] in COMPOSED for one in changed)

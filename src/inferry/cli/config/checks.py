@@ -17,6 +17,7 @@ from inferry.cli.config.workers import (
     PythonWorkerConfig,
     RayWorkerConfig,
     UnsaltedWorkerConfig,
+    VllmWorkerConfig,
     WorkerConfig,
 )
 from inferry.domain.keys import is_valid_tenant_name
@@ -193,6 +194,7 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             "max_inputs_per_request",
             "max_adapter_rank",
             "max_batch",
+            "min_prefill_tokens",
         )
         if isinstance(worker, RayWorkerConfig):
             yield from _check_ray(where, worker, workers)
@@ -224,6 +226,27 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             yield f"{where}.precision must not be empty"
         if not worker.group:
             yield f"{where}.group must not be empty"
+
+
+def check_roles(workers: Sequence[WorkerConfig]) -> Iterator[str]:
+    """Error messages for prefill workers whose KV no other worker takes over."""
+    servers = [worker for worker in workers if isinstance(worker, VllmWorkerConfig)]
+    for index, worker in enumerate(workers):
+        if not isinstance(worker, VllmWorkerConfig) or worker.role != "prefill":
+            continue
+        decoding = [
+            one
+            for one in servers
+            if one.role == "decode" and (one.pool, one.precision) == (worker.pool, worker.precision)
+        ]
+        # A worker without names has those that its server lists at startup.
+        for model in worker.models or ("",):
+            if not any(not model or not one.models or model in one.models for one in decoding):
+                served = f" for the model {model}" if model else ""
+                yield (
+                    f"workers[{index}].role is prefill, but there is no worker of kind vllm and role decode{served} "
+                    "with the same pool and precision"
+                )
 
 
 def _check_adapters(where: str, worker: EmbeddedWorkerConfig) -> Iterator[str]:

@@ -28,8 +28,23 @@ def _lanes(config: Config) -> dict[str, dict[str, Any]]:
     return lanes
 
 
+def completed(sections: Sections) -> Sections:
+    """Some sections with all defaults. Only types are checked: the rest of the configuration is not known. Raises
+    ConfigError."""
+    complete = sections_of(_replaced(Config(), sections))
+    return {name: complete[name] for name in sections}
+
+
 def with_sections(config: Config, sections: Sections) -> Config:
     """The configuration with these sections in place of its own. Raises ConfigError."""
+    changed = _replaced(config, sections)
+    problems = list(check_config(changed))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return changed
+
+
+def _replaced(config: Config, sections: Sections) -> Config:
     unknown = sorted(sections.keys() - VERSIONED.keys())
     if unknown:
         raise ConfigError(f"{', '.join(unknown)} has no versions; sections with versions: {', '.join(VERSIONED)}")
@@ -38,8 +53,4 @@ def with_sections(config: Config, sections: Sections) -> Config:
         changes = {name: msgspec.convert(value, kinds[name]) for name, value in sections.items()}
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
-    changed = msgspec.structs.replace(config, **changes)
-    problems = list(check_config(changed))
-    if problems:
-        raise ConfigError("; ".join(problems))
-    return changed
+    return msgspec.structs.replace(config, **changes)

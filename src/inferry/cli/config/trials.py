@@ -9,7 +9,7 @@ from inferry.domain.settings_versions import Guardrails
 
 
 class SettingsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a trial of other settings (`inferry config apply --share`) is rolled back."""
+    """When other settings (`inferry config apply`) are rolled back: in a trial, and after they were applied."""
 
     max_attainment_drop: float = 0.02
     """A trial is rolled back when the attainment of a lane is lower by more than this, as a fraction of its calls. Here
@@ -27,6 +27,9 @@ class SettingsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Interval at which a trial is judged, in seconds."""
     max_trial_s: float = 86_400.0
     """A trial that was not ended after this many seconds is rolled back."""
+    watch_s: float | None = 3600.0
+    """A version that was applied to all runs is compared for this many seconds with the version before it, as that was
+    in the same time before the change, and rolled back by the same limits. null: only trials are judged."""
 
     def guardrails(self) -> Guardrails:
         return Guardrails(**{name: getattr(self, name) for name in self.__struct_fields__})
@@ -39,3 +42,5 @@ def check_settings(settings: SettingsConfig) -> Iterator[str]:
     yield from check_range("settings", settings, 1e-6, 0.5, "false_alarm")
     yield from check_range("settings", settings, 2, 1_000_000, "min_runs")
     yield from check_positive("settings", settings, "check_interval_s", "max_trial_s")
+    if settings.watch_s is not None:
+        yield from check_positive("settings", settings, "watch_s")

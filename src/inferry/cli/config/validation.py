@@ -5,7 +5,15 @@ from collections.abc import Iterator
 
 from inferry.cli.config.alerts import check_alerts
 from inferry.cli.config.callbacks import check_callbacks
-from inferry.cli.config.checks import check_groups, check_host, check_lanes, check_positive, check_range, check_workers
+from inferry.cli.config.checks import (
+    check_groups,
+    check_host,
+    check_lanes,
+    check_positive,
+    check_range,
+    check_roles,
+    check_workers,
+)
 from inferry.cli.config.cluster import check_cluster
 from inferry.cli.config.composed import check_composed, served_models
 from inferry.cli.config.histories import check_histories
@@ -35,6 +43,7 @@ def check_config(config: Config) -> Iterator[str]:
         yield "workers is empty"
     yield from check_workers(config.workers)
     if config.workers_file is None:
+        yield from check_roles(config.workers)
         yield from check_groups(config.lane_policies(), {worker.group for worker in config.workers})
     yield from check_composed(
         config.routes,

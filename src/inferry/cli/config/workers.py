@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from inferry.domain.routes import OutputLength
+from inferry.domain.routes import OutputLength, WorkerRole
 from inferry.domain.workers import EngineMode, KvPacking, ToolFormatName
 
 MediaKind = Literal["images", "audio_input", "video", "files"]
@@ -163,6 +163,13 @@ class VllmWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="k
     isolation: Literal["salt", "none"] = "salt"
     """`salt` separates the prefix caches of tenants, so TTFT reveals nothing about other tenants' prompts; `none`
     shares the cache."""
+    role: WorkerRole = "both"
+    """`prefill` computes prompts and hands their KV over to a worker of role `decode`; `decode` takes KV over, and
+    computes whole calls too; `both` computes whole calls. See [Prefill and decode
+    apart](../howto/prefill-and-decode-apart.md)."""
+    min_prefill_tokens: int = 1024
+    """With `role: prefill`: uncached prompt tokens, as predicted, from which on a prompt is computed here; of several
+    such workers of a model the smallest number counts. Workers of role `decode` compute shorter ones."""
     salt_secret: str | None = None
     """Secret from which salts are derived (`$NAME` reads an environment variable). null draws a new one at every
     start, which invalidates what the server has cached."""

@@ -1,4 +1,7 @@
-"""`/v1/chat/completions` where histories are summarised."""
+"""The endpoints of chats where histories are summarised: Chat Completions, Messages and Responses.
+
+A request is translated to chat first, and its chat is shortened.
+"""
 
 import asyncio
 
@@ -16,49 +19,62 @@ from inferry.ingress.http.request import Request
 from inferry.ingress.openai.decode import ChatEndpoint
 from inferry.ingress.openai.parse import find_card
 from inferry.ingress.openai.request_schema import ChatCompletionRequest
-from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint, WireFormat
+from inferry.ingress.step_format import WrappedFormat
+from inferry.ingress.wire_format import ClientRequest, DeferredRequest, Endpoint, WireFormat
 
 MIN_BYTES = 4096
 """A shorter body is far from the end of any context."""
 _DEADLINE = b"x-inferry-deadline-ms"
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+_chat = ChatEndpoint()
 _messages_decoder = msgspec.json.Decoder(list[Raw])
 
 
-class HistoryFormat(WireFormat):
-    """As OpenAI's, with a header that names the summary that was used."""
+class HistoryFormat(WrappedFormat):
+    """As the client's, with a header that names the summary that was used."""
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, inner: WireFormat, id: str) -> None:
+        super().__init__(inner)
         self._header = b"x-inferry-history: %b\r\n" % id.encode()
 
     def id_headers(self, request_id: str) -> bytes:
         return super().id_headers(request_id) + self._header
 
 
-class HistoryChatEndpoint(Endpoint):
-    format = OPENAI
+class HistoryEndpoint(Endpoint):
+    """An endpoint whose long chats are shortened. `inner` translates requests to chat."""
 
-    def __init__(self, gateway: Gateway, summaries: Summaries, min_bytes: int = MIN_BYTES) -> None:
+    def __init__(self, inner: Endpoint, gateway: Gateway, summaries: Summaries, min_bytes: int = MIN_BYTES) -> None:
+        self.format = inner.format
+        self._inner = inner
         self._gateway = gateway
         self._summaries = summaries
         self._min_bytes = min_bytes
-        self._chat = ChatEndpoint()
 
     def decode(self, body: bytes) -> ClientRequest | DeferredRequest:
-        decoded = self._chat.decode(body)
-        return decoded if len(body) < self._min_bytes else LongChat(decoded, self._gateway, self._summaries)
+        decoded = self._inner.decode(body)
+        # A request that refers to stored items is longer than its body.
+        is_short = isinstance(decoded, ClientRequest) and len(body) < self._min_bytes
+        return decoded if is_short else LongChat(decoded, self._gateway, self._summaries)
 
 
 class LongChat(DeferredRequest):
     """A chat that may be long enough for a summary."""
 
-    def __init__(self, decoded: ClientRequest, gateway: Gateway, summaries: Summaries) -> None:
-        self._decoded = self.unprepared = decoded
+    def __init__(self, decoded: ClientRequest | DeferredRequest, gateway: Gateway, summaries: Summaries) -> None:
+        self._decoded = decoded
+        self.unprepared = decoded if isinstance(decoded, ClientRequest) else decoded.unprepared
         self._gateway = gateway
         self._summaries = summaries
 
     async def prepare(self, request: Request, reply: Reply, caller: Caller) -> ClientRequest | None:
-        decoded, wire = self._decoded, self._decoded.wire
+        decoded = self._decoded
+        if isinstance(decoded, DeferredRequest):
+            prepared = await decoded.prepare(request, reply, caller)
+            if prepared is None:
+                return None
+            decoded = prepared
+        wire = decoded.wire
         assert isinstance(wire, ChatCompletionRequest)
         try:
             card = find_card(wire.model, self._gateway.models, caller)
@@ -82,14 +98,18 @@ class LongChat(DeferredRequest):
                     summary = await _wait(task, settings, request) or summary
         if summary is None:
             return decoded
-        return self._chat(_rewritten(fields, messages, summary), summary)
+        return _shortened(decoded, wire, _rewritten(fields, messages, summary), summary)
 
     def _tokens(self, body: bytes, model: str, caller: Caller) -> int:
         return self._gateway.models.estimator.prompt(caller.tenant.name, model, None, len(body)).expected
 
-    def _chat(self, body: bytes, summary: Summary) -> ClientRequest:
-        decoded = ChatEndpoint().decode(body)
-        return ClientRequest(decoded.wire, body, HistoryFormat(summary.id))
+
+def _shortened(decoded: ClientRequest, wire: ChatCompletionRequest, body: bytes, summary: Summary) -> ClientRequest:
+    """The request with another body. What the body does not show of the client's request stays."""
+    short = _chat.decode(body).wire
+    assert isinstance(short, ChatCompletionRequest)
+    wire = msgspec.structs.replace(wire, messages=short.messages)
+    return ClientRequest(wire, body, HistoryFormat(decoded.format, summary.id), decoded.features, decoded.reasoning)
 
 
 async def _wait(task: "asyncio.Task[Summary | None]", settings: HistorySettings, request: Request) -> Summary | None:

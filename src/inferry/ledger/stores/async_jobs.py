@@ -4,14 +4,24 @@ A job ends once: an end is written where there is none, with the answer and the 
 transaction.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, delete, func, insert, select, tuple_, update
 
-from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail, CallbackStatus, Delivery, JobEnd, JobTry
-from inferry.domain.errors import Conflict, QueueFull, StorageQuotaExceeded
+from inferry.domain.async_jobs import (
+    AsyncJob,
+    AsyncJobDetail,
+    CallbackStatus,
+    CreatedJobs,
+    Delivery,
+    JobEnd,
+    JobToCreate,
+    JobTry,
+)
+from inferry.domain.errors import Conflict, GatewayError, QueueFull, StorageQuotaExceeded
 from inferry.domain.storage import Database, Page, try_id
 from inferry.ledger.storage_schema import async_jobs, deliveries
 from inferry.ledger.stores.charges import charged_jobs
@@ -25,6 +35,26 @@ _c = async_jobs.c
 _COLUMNS = [_c[name] for name in AsyncJob.__struct_fields__]
 _IS_UNFINISHED = _c.status == "in_progress"
 _detail_decoder = msgspec.json.Decoder(AsyncJobDetail)
+
+_IS_OPEN = (_c.id == bindparam("job")) & _IS_UNFINISHED
+_HAS_CALLBACK = _c.callback.is_not(None)
+_SET_TRIES = update(async_jobs).where(_IS_OPEN).values(tries=bindparam("tries"))
+# One statement: of two gateways that end a job, one finds it unfinished.
+_SET_END = (
+    update(async_jobs)
+    .where(_IS_OPEN)
+    .values(
+        status=bindparam("status"),
+        ended_at=bindparam("at", type_=_c.ended_at.type),
+        expires_at=bindparam("expires_at"),
+        answer_status=bindparam("answer_status"),
+        answer=bindparam("answer"),
+        request_id=bindparam("request_id"),
+        size=_c.size + bindparam("answer_size"),
+        callback=case((_HAS_CALLBACK, "pending")),
+        callback_at=case((_HAS_CALLBACK, bindparam("at", type_=_c.callback_at.type))),
+    )
+)
 
 
 class AsyncJobStore:
@@ -40,25 +70,19 @@ class AsyncJobStore:
 
         Raises StorageQuotaExceeded, QueueFull, and Conflict where the key belongs to another request.
         """
+        (found,) = self.create_many([JobToCreate(job, body, quota_bytes, max_unfinished)]).jobs
+        if isinstance(found, GatewayError):
+            raise found
+        return found
+
+    def create_many(self, jobs: Sequence[JobToCreate]) -> CreatedJobs:
+        """Store jobs in one transaction, each as `create` does. Where that raises, its error is in the result."""
         with self._database.writing() as connection:
-            if job.idempotency_key is not None:
-                is_same = (_c.tenant == job.tenant) & (_c.idempotency_key == job.idempotency_key)
-                found = _find(connection, is_same)
-                if found is not None and found.request_hash != job.request_hash:
-                    raise Conflict("the idempotency key was used for another request", param="idempotency-key")
-                if found is not None:
-                    return found
-            if quota_bytes is not None and used_bytes(connection, job.tenant) + job.size > quota_bytes:
-                raise StorageQuotaExceeded(f"the tenant may store {quota_bytes} bytes; delete what it does not need")
-            if max_unfinished is not None:
-                query = select(func.count()).select_from(async_jobs).where(_IS_UNFINISHED, _c.tenant == job.tenant)
-                if connection.execute(query).scalar_one() >= max_unfinished:
-                    message = f"the tenant has {max_unfinished} unfinished jobs, which is its maximum"
-                    raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
-            values = {name: getattr(job, name) for name in AsyncJob.__struct_fields__}
-            values["detail"] = msgspec.json.encode(job.detail)
-            connection.execute(insert(async_jobs).values(**values, body=body))
-            return job
+            creation = _Creation(connection)
+            found = [creation.add(one) for one in jobs]
+            if creation.rows:
+                connection.execute(insert(async_jobs), creation.rows)
+            return CreatedJobs(found, creation.left_bytes, creation.left_jobs)
 
     def get(self, tenant: str, id: str, now: float) -> AsyncJob | None:
         with self._database.reading() as connection:
@@ -121,9 +145,10 @@ class AsyncJobStore:
             charged = charged_jobs(connection, [try_id(row["id"], row["tries"]) for row in rows])
             return [(_job(row), row["body"], try_id(row["id"], row["tries"]) in charged) for row in rows]
 
-    def unfinished_page(self, after: str, limit: int) -> list[AsyncJob]:
-        """The next jobs that have not ended, by id."""
-        query = select(*_COLUMNS).where(_IS_UNFINISHED, _c.id > after).order_by(_c.id).limit(limit)
+    def unfinished_page(self, after: tuple[str, str], limit: int) -> list[AsyncJob]:
+        """The next jobs that have not ended, by tenant and id."""
+        query = select(*_COLUMNS).where(_IS_UNFINISHED, tuple_(_c.tenant, _c.id) > tuple_(*after))
+        query = query.order_by(_c.tenant, _c.id).limit(limit)
         with self._database.reading() as connection:
             return [_job(row) for row in connection.execute(query).mappings()]
 
@@ -135,17 +160,17 @@ class AsyncJobStore:
     def record(self, records: Sequence[JobEnd | JobTry]) -> None:
         """Write ends and tries in one transaction. A job that has ended stays as it is."""
         with self._database.writing() as connection:
-            for one in records:
-                if isinstance(one, JobTry):
-                    is_open = (_c.id == one.id) & _IS_UNFINISHED
-                    connection.execute(update(async_jobs).where(is_open).values(tries=one.tries))
-                else:
-                    _end(connection, one)
+            tries = [{"job": one.id, "tries": one.tries} for one in records if isinstance(one, JobTry)]
+            if tries:
+                connection.execute(_SET_TRIES, tries)
+            ends = [_end_values(one) for one in records if isinstance(one, JobEnd)]
+            if ends:
+                connection.execute(_SET_END, ends)
 
     def end(self, end: JobEnd) -> bool:
         """End a job; whether it had not ended before."""
         with self._database.writing() as connection:
-            return _end(connection, end)
+            return bool(connection.execute(_SET_END, _end_values(end)).rowcount)
 
     # -- for callbacks -----------------------------------------------------------------------------------------------
 
@@ -189,21 +214,72 @@ def _delete(connection: Connection, is_wanted: ColumnElement[bool]) -> list[str]
     return ids
 
 
-def _end(connection: Connection, end: JobEnd) -> bool:
-    values: dict[str, Any] = {
+class _Creation:
+    """One transaction that creates jobs: `rows` are to be inserted. A tenant's use is read once, if a limit is given.
+
+    `left_bytes`, `left_jobs`: what tenants may still store behind the rows, where their use was read.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._by_key: dict[tuple[str, str], AsyncJob] = {}
+        self._bytes: Counter[str] = Counter()
+        self._jobs: Counter[str] = Counter()
+        self.rows: list[dict[str, Any]] = []
+        self.left_bytes: dict[str, int] = {}
+        self.left_jobs: dict[str, int] = {}
+
+    def add(self, new: JobToCreate) -> AsyncJob | GatewayError:
+        """The job, the one that has its idempotency key, or the refusal."""
+        job = new.job
+        if job.idempotency_key is not None:
+            key = job.tenant, job.idempotency_key
+            is_same = (_c.tenant == job.tenant) & (_c.idempotency_key == job.idempotency_key)
+            found = self._by_key.get(key) or _find(self._connection, is_same)
+            if found is not None and found.request_hash != job.request_hash:
+                return Conflict("the idempotency key was used for another request", param="idempotency-key")
+            if found is not None:
+                return found
+        if (error := self._refusal(new)) is not None:
+            return error
+        if job.idempotency_key is not None:
+            self._by_key[key] = job
+        values = {name: getattr(job, name) for name in AsyncJob.__struct_fields__}
+        self.rows.append({**values, "detail": msgspec.json.encode(job.detail), "body": new.body})
+        for added, left, amount in ((self._bytes, self.left_bytes, job.size), (self._jobs, self.left_jobs, 1)):
+            added[job.tenant] += amount
+            if job.tenant in left:
+                left[job.tenant] -= amount
+        return job
+
+    def _refusal(self, new: JobToCreate) -> GatewayError | None:
+        tenant, quota_bytes, most = new.job.tenant, new.quota_bytes, new.max_unfinished
+        if quota_bytes is not None:
+            if tenant not in self.left_bytes:
+                self.left_bytes[tenant] = quota_bytes - used_bytes(self._connection, tenant) - self._bytes[tenant]
+            if new.job.size > self.left_bytes[tenant]:
+                return StorageQuotaExceeded(f"the tenant may store {quota_bytes} bytes; delete what it does not need")
+        if most is not None:
+            if tenant not in self.left_jobs:
+                query = select(func.count()).select_from(async_jobs).where(_IS_UNFINISHED, _c.tenant == tenant)
+                self.left_jobs[tenant] = most - self._connection.execute(query).scalar_one() - self._jobs[tenant]
+            if self.left_jobs[tenant] <= 0:
+                message = f"the tenant has {most} unfinished jobs, which is its maximum"
+                return QueueFull(message, retry_after_s=RETRY_AFTER_S)
+        return None
+
+
+def _end_values(end: JobEnd) -> dict[str, Any]:
+    return {
+        "job": end.id,
         "status": end.status,
-        "ended_at": end.at,
+        "at": end.at,
         "expires_at": end.expires_at,
         "answer_status": end.answer_status,
         "answer": end.answer,
         "request_id": end.request_id,
-        "size": _c.size + len(end.answer or b""),
-        "callback": case((_c.callback.is_not(None), "pending")),
-        "callback_at": case((_c.callback.is_not(None), end.at)),
+        "answer_size": len(end.answer or b""),
     }
-    # One statement: of two gateways that end a job, one finds it unfinished.
-    is_open = (_c.id == end.id) & _IS_UNFINISHED
-    return bool(connection.execute(update(async_jobs).where(is_open).values(**values)).rowcount)
 
 
 def _find(connection: Connection, is_wanted: ColumnElement[bool]) -> AsyncJob | None:

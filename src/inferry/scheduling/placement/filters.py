@@ -30,3 +30,8 @@ def is_in_pool(view: WorkerView, route: RouteKey) -> bool:
 def is_for_overflow(view: WorkerView, route: RouteKey) -> bool:
     """Workers for overflow take jobs that overflow and no others."""
     return view.overflow == route.overflow
+
+
+def has_role(view: WorkerView, route: RouteKey) -> bool:
+    """Workers that compute prompts alone take such jobs and no others."""
+    return (view.role == "prefill") == (route.role == "prefill")

@@ -19,7 +19,7 @@ def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
     return old is None or (
         (old.phase, old.pads, old.refills, old.isolation, old.precision, old.group, old.output_length)
         != (new.phase, new.pads, new.refills, new.isolation, new.precision, new.group, new.output_length)
-        or old.overflow != new.overflow
+        or (old.overflow, old.role) != (new.overflow, new.role)
         or old.models != new.models
         or old.adapters != new.adapters
     )
@@ -81,6 +81,8 @@ class RouteFilter:
                 filtered[reason] = filtered.get(reason, 0) + 1
         if self.key.avoid:
             up = [w for w in up if w.name not in self.key.avoid] or up
+        if self.key.role == "decode":
+            up = [w for w in up if w.view is not None and w.view.role == "decode"] or up
         if self.key.length is not None:
             up = [w for w in up if w.output_length in (None, self.key.length)] or up
         up.sort(key=lambda w: w.name)

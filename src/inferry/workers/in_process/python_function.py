@@ -159,11 +159,13 @@ class PythonFunctionWorker:
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
         """Remove these jobs. A call of the function that has begun cannot be stopped; it is confirmed at its end."""
-        found = frozenset(job_id for job_id in job_ids if self._jobs.has(job_id))
-        keys = [key for job_id in found for key in self._jobs.cancel(job_id)]
+        keys_of = {job_id: keys for job_id in job_ids if (keys := self._jobs.keys_of(job_id))}
+        for job_id in keys_of:
+            self._jobs.cancelled(job_id)
+        keys = [key for one in keys_of.values() for key in one]
         if keys:
             await self._abort(keys)
-        return found
+        return frozenset(keys_of)
 
     def _abort(self, keys: list[int]) -> "asyncio.Future[None]":
         """Done when the process holds none of these inputs, or is lost."""
@@ -193,7 +195,7 @@ class PythonFunctionWorker:
     def _refusal(self, job: InferenceJob) -> GatewayError | None:
         if not self._process.accepts_jobs:
             return WorkerLost(f"the function of worker {self._name} is not ready")
-        if self._jobs.has(job.job_id):
+        if self._jobs.keys_of(job.job_id):
             return InvalidRequest("the job is already running on this worker")
         return None
 

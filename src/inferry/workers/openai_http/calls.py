@@ -6,7 +6,7 @@ All methods run in callbacks of the connection, on the worker's event loop.
 from typing import Any, Protocol
 
 from inferry.domain.clock import Clock
-from inferry.domain.errors import ClientClosed, GatewayError, WorkerLost
+from inferry.domain.errors import ClientClosed, GatewayError, NoWorker, WorkerLost
 from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item, Usage
@@ -217,7 +217,7 @@ class Call:
             self._index += 1
         if scanner.error is not None:
             # Immediately: later events may look like a normal end.
-            self.fail(WorkerLost(f"worker {self._worker.name} reported an error in the stream"))
+            self._refuse(WorkerLost(f"worker {self._worker.name} reported an error in the stream"))
         elif scanner.is_done:
             connection = self.connection
             if connection is not None and not connection.is_complete:
@@ -237,7 +237,7 @@ class Call:
             if error is not None:
                 self._refuse(error)
         elif scanner.error is not None:
-            self.fail(WorkerLost(f"worker {self._worker.name} reported an error in the stream"))
+            self._refuse(WorkerLost(f"worker {self._worker.name} reported an error in the stream"))
         elif scanner.finish is None:
             self.fail(WorkerLost(f"worker {self._worker.name} ended the stream without a finish reason"))
         else:
@@ -254,6 +254,12 @@ class Call:
     # -- items -------------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: GatewayError) -> None:
+        """End a job that the server answered with an error. Where it could not fetch the KV of a prefill, it may well
+        compute the call, and the error does not count against it.
+        """
+        prefill = self.job.prefill
+        if prefill is not None and prefill.is_handed_over and not self.has_tokens:
+            error = NoWorker(f"worker {self._worker.name} did not take over the KV: {error.code}")
         self.fail(error)
 
     def _finish(self, end: Done | Failed) -> None:

@@ -3,7 +3,8 @@
 import math
 from collections import deque
 
-from inferry.domain.workers import EngineCounts, Load
+from inferry.domain.values import replace
+from inferry.domain.workers import Capacity, EngineCounts, Load
 from inferry.workers.openai_http.metrics_parser import MetricsSnapshot
 from inferry.workers.openai_http.settings import EngineSteps
 
@@ -94,3 +95,12 @@ def excess(snapshot: MetricsSnapshot, own_calls: int) -> Load:
     running = min(beyond, max(0, snapshot.running - own_calls))
     kv_tokens = snapshot.kv_tokens * running // snapshot.running if snapshot.running else 0
     return Load(running, beyond - running, kv_tokens)
+
+
+def limited(capacity: Capacity, kv_capacity: int | None, allowed: int | None) -> Capacity:
+    """The configured capacity within what the engine reports of its KV cache and what rate limits allow."""
+    if capacity.kv_tokens is None and kv_capacity is not None:
+        capacity = replace(capacity, kv_tokens=kv_capacity)
+    if allowed is None or (capacity.sequences is not None and capacity.sequences <= allowed):
+        return capacity
+    return replace(capacity, sequences=allowed)

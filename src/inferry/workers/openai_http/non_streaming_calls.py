@@ -56,6 +56,9 @@ class NonStreamingCall(Call):
             scanner.usage = to_usage(response.usage, 1)
             scanner.reports_cached = response.usage.prompt_tokens_details is not None
         scanner.tokens = 1  # signals the first token: the usage has the number
+        self._deliver(body.strip())
+
+    def _deliver(self, body: bytes) -> None:
         job = self.job
-        self._emit_item(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), 1, body.strip(), True))
+        self._emit_item(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), 1, body, True))
         self._index += 1

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, PooledInputs
-from inferry.domain.pooling import decode_vector, encode_vector
+from inferry.domain.pooling import decode_array, encode_vector
 from inferry.domain.values import replace
 from inferry.workers.openai_http.chunk_schema import ReportedUsage
 
@@ -96,7 +96,7 @@ def _result(result: _Result) -> str | float:
     if result.score is not None:
         return result.score
     if isinstance(result.embedding, str):
-        decode_vector(result.embedding)
+        decode_array(result.embedding)
         return result.embedding
     if result.embedding is None:
         raise ValueError("neither a vector nor a score")

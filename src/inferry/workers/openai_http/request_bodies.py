@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.lanes import Lane
-from inferry.workers.openai_http.settings import ChoicesOption, TextPart, TokenIdsOption
+from inferry.workers.openai_http.settings import ChoicesOption, KvTransfer, TextPart, TokenIdsOption
 
 PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
 """Lower is first. Sent with every call, so that a client's own value is overridden."""
@@ -33,6 +33,13 @@ OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 """Fields for the output limit, which a budget overrides."""
 
 STREAM_FIELDS = frozenset({"stream", "stream_options"})
+PREFILL_FIELDS = (
+    b',"ignore_eos":true,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+"""Asks vLLM to keep the KV of the prompt for another server, which it does where the output limit ends the request and
+no stop condition. Connectors that share a store need no such field."""
+NOT_IN_PREFILLS = frozenset({"stream", "stream_options", "stop", "stop_token_ids", "ignore_eos"})
 
 MAX_SALTS = 10_000
 
@@ -46,6 +53,7 @@ _messages_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
 
 _token_ids_option_decoder = msgspec.json.Decoder(TokenIdsOption)
 _choices_decoder = msgspec.json.Decoder(ChoicesOption)
+_kv_transfer_decoder = msgspec.json.Decoder(KvTransfer)
 
 
 class CacheSalts:
@@ -198,6 +206,15 @@ def is_single_choice(body: bytes) -> bool:
         return _choices_decoder.decode(body).n in (None, 1)
     except msgspec.MsgspecError:
         return False
+
+
+def kv_transfer_of(response: bytes) -> bytes | None:
+    """What the response of a prefill says about fetching its KV, as JSON; None where it says nothing."""
+    try:
+        params = _kv_transfer_decoder.decode(response).kv_transfer_params
+    except msgspec.MsgspecError:
+        return None
+    return bytes(params) if bytes(params).startswith(b"{") else None
 
 
 def _limit_fields(body: bytes, cap: int) -> bytes:

@@ -9,6 +9,8 @@ from inferry.workers.openai_http.calls import Call
 from inferry.workers.openai_http.capability_probe import PATHS
 from inferry.workers.openai_http.profiles import Profile
 from inferry.workers.openai_http.request_bodies import (
+    NOT_IN_PREFILLS,
+    PREFILL_FIELDS,
     RETURN_TOKEN_IDS,
     STREAM_FIELDS,
     CacheSalts,
@@ -25,9 +27,10 @@ from inferry.workers.openai_http.upstream_keys import UpstreamKeys
 
 
 class RequestBuilder:
-    """`priorities` maps lanes to the body field that tells the engine; `contexts` has the context tokens per model."""
+    """`priorities` maps lanes to the body field that tells the engine; `contexts` has the context tokens per model.
+    `takes_kv`: the engine fetches KV from prefill workers."""
 
-    __slots__ = ("_client", "_contexts", "_keys", "_priorities", "_profile", "_salts")
+    __slots__ = ("_client", "_contexts", "_keys", "_priorities", "_profile", "_salts", "_takes_kv")
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class RequestBuilder:
         salts: CacheSalts | None,
         priorities: Mapping[Lane, bytes],
         contexts: Mapping[str, int | None],
+        takes_kv: bool,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -44,6 +48,7 @@ class RequestBuilder:
         self._salts = salts
         self._priorities = priorities
         self._contexts = contexts
+        self._takes_kv = takes_kv
 
     def remaining_tokens(self, job: InferenceJob) -> int:
         """Output tokens left for a job that resumes."""
@@ -64,6 +69,13 @@ class RequestBuilder:
         if job.resume_point is not None:
             body = resumed_body(job, job.resume_point, self.remaining_tokens(job), more)
             return self._client.request(b"POST", PATHS["completions"], headers, body)
+        if job.prefill is not None:
+            if job.route.role == "prefill":
+                drop = profile.unsupported_fields | NOT_IN_PREFILLS
+                prompt = non_streaming_body(payload.body, more + PREFILL_FIELDS, drop=drop, output_cap=1)
+                return self._client.request(b"POST", PATHS[payload.api], headers, *prompt)
+            if self._takes_kv and job.prefill.kv_transfer is not None:
+                more += b',"kv_transfer_params":' + job.prefill.kv_transfer
         sent = payload.body
         if profile.plain_messages and payload.api == "chat":
             sent = with_plain_messages(sent)

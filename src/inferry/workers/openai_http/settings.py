@@ -1,8 +1,8 @@
 """Structs of the HTTP workers, in a module of their own because mypyc cannot compile structs."""
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from inferry.domain.routes import OutputLength, Task
+from inferry.domain.routes import OutputLength, Task, WorkerRole
 from inferry.domain.workers import Capacity, KvPacking
 from inferry.workers.openai_http.profiles import VLLM, Profile
 
@@ -15,8 +15,8 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     hashes keyed by `salt_secret`, or by a random secret. Of several `api_keys` the one with the most quota left is
     used. `media_tokens` are the assumed prompt tokens of one image, audio, video or file. `tasks`: what the models
     do; None detects it. A request holds `max_inputs` inputs to embed or score at most. `gpus`: GPUs behind the server.
-    `overflow`: it takes only jobs that overflow. `context_tokens`: the context where the server lists none.
-    `shares_cache`: tenants share its prefix cache.
+    `overflow`: it takes only jobs that overflow. `role` and `min_prefill_tokens`: see `WorkerView`. `context_tokens`:
+    the context where the server lists none. `shares_cache`: tenants share its prefix cache.
     """
 
     url: str
@@ -43,6 +43,8 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     overflow: bool = False
     context_tokens: int | None = None
     shares_cache: bool = False
+    role: WorkerRole = "both"
+    min_prefill_tokens: int = 1
     connect_timeout_s: float = 5.0
     first_token_timeout_s: float = 120.0
     inter_token_timeout_s: float = 30.0
@@ -75,3 +77,7 @@ class TextPart(Struct):
 
 class PromptText(Struct):
     prompt: str
+
+
+class KvTransfer(Struct):
+    kv_transfer_params: Raw = Raw(b"null")

@@ -17,8 +17,7 @@ from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard
 from inferry.domain.routes import Task
 from inferry.domain.streams import Done, Failed
-from inferry.domain.values import replace
-from inferry.domain.workers import Capacity, Load, Phase, WorkerView
+from inferry.domain.workers import Load, Phase, WorkerView
 from inferry.workers.http_client import Client
 from inferry.workers.openai_http.advice import EngineFacts, advice
 from inferry.workers.openai_http.call_timeouts import CallTimeouts
@@ -26,9 +25,11 @@ from inferry.workers.openai_http.calls import Call
 from inferry.workers.openai_http.cancellation import cancel_jobs
 from inferry.workers.openai_http.capability_probe import CapabilityProbe
 from inferry.workers.openai_http.continuation_call import ContinuationCall
+from inferry.workers.openai_http.load_estimate import limited
 from inferry.workers.openai_http.metrics_poller import MetricsPoller
 from inferry.workers.openai_http.non_streaming_calls import NonStreamingCall
 from inferry.workers.openai_http.pooled_calls import PooledCalls
+from inferry.workers.openai_http.prefill_call import PrefillCall
 from inferry.workers.openai_http.profiles import Profile, restrict_profile
 from inferry.workers.openai_http.request_bodies import PRIORITIES, CacheSalts
 from inferry.workers.openai_http.request_builder import RequestBuilder
@@ -75,7 +76,7 @@ class OpenAIHttpWorker:
         is_salted = settings.cache_salts and profile.cache_salts
         self._salts = CacheSalts.from_secret(settings.salt_secret) if is_salted else None
         self._priorities: dict[Lane, bytes] = {}
-        self._requests = RequestBuilder(self._http, keys, profile, self._salts, {}, {})
+        self._requests = self._request_builder({})
         self._is_started = False
         self._poller: MetricsPoller | None = None
         self._calls: dict[str, Call] = {}
@@ -136,13 +137,15 @@ class OpenAIHttpWorker:
             output_length=self._settings.output_length,
             kv_packing=self._settings.kv_packing,
             phase=self._phase,
-            capacity=self._capacity(now, kv_capacity),
+            capacity=limited(self._settings.capacity, kv_capacity, self._keys.capacity(now)),
             load=load,
             foreign=foreign,
             kv_capacity=kv_capacity,
             observed_at=now,
             gpus=self._settings.gpus,
             overflow=self._settings.overflow,
+            role=self._settings.role,
+            min_prefill_tokens=self._settings.min_prefill_tokens,
             chunk_tokens=self._settings.chunk_tokens,
             controlled=self._settings.controlled,
             prefix_hits=prefix_hits,
@@ -156,15 +159,6 @@ class OpenAIHttpWorker:
         if not self._is_started:
             return Phase.STARTING
         return Phase.DOWN if self._monitor.is_unresponsive else Phase.READY
-
-    def _capacity(self, now: float, kv_capacity: int | None) -> Capacity:
-        capacity = self._settings.capacity
-        if capacity.kv_tokens is None and kv_capacity is not None:
-            capacity = replace(capacity, kv_tokens=kv_capacity)
-        allowed = self._keys.capacity(now)
-        if allowed is None or (capacity.sequences is not None and capacity.sequences <= allowed):
-            return capacity
-        return replace(capacity, sequences=allowed)
 
     def engine_facts(self) -> EngineFacts:
         """The engine's settings as far as they are known, for `advice`."""
@@ -200,12 +194,15 @@ class OpenAIHttpWorker:
         tasks = settings.tasks or await self._server.tasks(list(parents))
         await self._detect_capabilities(next(iter(parents), None) if Task.GENERATE in tasks else None)
         self._set_cards(model_cards(parents, listed, self._profile, settings, tasks))
-        contexts = {card.name: card.context_tokens for card in self._cards}
-        self._requests = RequestBuilder(self._http, self._keys, self._profile, self._salts, self._priorities, contexts)
+        self._requests = self._request_builder({card.name: card.context_tokens for card in self._cards})
         self._is_started = True
         self._log_advice()
         if not self._profile.is_hosted:  # probes of a hosted API would count against its rate limit
             self._monitor.start_probing(self._poller, settings.liveness_interval_s)
+
+    def _request_builder(self, contexts: Mapping[str, int | None]) -> RequestBuilder:
+        takes_kv, priorities = self._settings.role == "decode", self._priorities
+        return RequestBuilder(self._http, self._keys, self._profile, self._salts, priorities, contexts, takes_kv)
 
     def _set_cards(self, cards: tuple[ModelCard, ...]) -> None:
         self._cards = cards
@@ -301,6 +298,8 @@ class OpenAIHttpWorker:
     def _call(self, job: InferenceJob, emit: Emit, completion: PlanCompletion) -> Call:
         if job.resume_point is not None:
             return ContinuationCall(job, emit, completion, self)
+        if job.route.role == "prefill":
+            return PrefillCall(job, emit, completion, self)
         if job.payload.non_streaming:
             return NonStreamingCall(job, emit, completion, self)
         if self._profile.refuses_silently:
