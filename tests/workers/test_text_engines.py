@@ -30,8 +30,11 @@ TOO_LONG = "This model's maximum context length is 64 tokens, however you reques
 def check(profile: Profile, body: dict[str, Any]) -> None:
     """As the gateway does before it takes a call."""
     raw = msgspec.json.encode(body)
-    kind = ChatCompletionRequest if "messages" in body else CompletionRequest
-    wire: ChatCompletionRequest | CompletionRequest = msgspec.json.decode(raw, type=kind)
+    wire: ChatCompletionRequest | CompletionRequest
+    if "messages" in body:
+        wire = msgspec.json.decode(raw, type=ChatCompletionRequest)
+    else:
+        wire = msgspec.json.decode(raw, type=CompletionRequest)
     for feature, param in features_of(wire):
         if feature not in profile.features:
             raise UnsupportedFeature("", param=param)

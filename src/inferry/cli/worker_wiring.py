@@ -117,8 +117,9 @@ def http_worker(
 
 def shares_cache(config: HttpWorkerConfig) -> bool:
     """Whether tenants share the prefix cache of the server."""
-    has_choice = isinstance(config, VllmWorkerConfig | UnsaltedWorkerConfig)
-    return has_choice and config.pool is None and config.isolation == "none"
+    if not isinstance(config, VllmWorkerConfig | UnsaltedWorkerConfig):
+        return False
+    return config.pool is None and config.isolation == "none"
 
 
 def _profile(config: HttpWorkerConfig) -> Profile:

@@ -32,6 +32,7 @@ NOT_RESUMABLE_FIELDS = (
 OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 """Fields for the output limit, which a budget overrides."""
 
+STREAM_FIELDS = frozenset({"stream", "stream_options"})
 PREFILL_FIELDS = (
     b',"ignore_eos":true,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
@@ -39,7 +40,6 @@ PREFILL_FIELDS = (
 """Asks vLLM to keep the KV of the prompt for another server, which it does where the output limit ends the request and
 no stop condition. Connectors that share a store need no such field."""
 NOT_IN_PREFILLS = frozenset({"stream", "stream_options", "stop", "stop_token_ids", "ignore_eos"})
-STREAM_FIELDS = frozenset({"stream", "stream_options"})
 
 MAX_SALTS = 10_000
 

@@ -41,10 +41,10 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     chunk_tokens: int | None = None
     gpus: int = 1
     overflow: bool = False
-    role: WorkerRole = "both"
-    min_prefill_tokens: int = 1
     context_tokens: int | None = None
     shares_cache: bool = False
+    role: WorkerRole = "both"
+    min_prefill_tokens: int = 1
     connect_timeout_s: float = 5.0
     first_token_timeout_s: float = 120.0
     inter_token_timeout_s: float = 30.0
