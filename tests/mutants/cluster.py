@@ -191,7 +191,7 @@ GROUP = MutantGroup(
         Mutant(
             "streams are not prepared for the loss of the owner",
             "dispatch/pool.py",
-            "            if supervisor.view.is_remote:\n                worker_count",
+            "            if view.is_remote:\n                worker_count",
             "            if not supervisor:\n                worker_count",
             _LOST,
         ),

@@ -175,8 +175,8 @@ GROUP = MutantGroup(
         Mutant(
             "more of a prompt was cached than it has",
             "domain/recovery.py",
-            "min(usage.cached_tokens, prompt)",
-            "usage.cached_tokens",
+            "min(job.resume_point.cached_tokens, prompt)",
+            "job.resume_point.cached_tokens",
             _AGAIN,
         ),
         Mutant(

@@ -1,6 +1,7 @@
 """Refusals of jobs by quotas and budgets, and their errors."""
 
 from math import inf
+from typing import Final
 
 from inferry.admission.accounts import OwnerAccounts
 from inferry.admission.budgets import Account
@@ -15,7 +16,7 @@ from inferry.domain.errors import (
     TenantConcurrency,
 )
 
-_QUOTAS = {
+_QUOTAS: Final = {
     "requests_per_minute": "requests per minute",
     "tokens_per_minute": "tokens per minute",
     "max_concurrent": "concurrent calls",

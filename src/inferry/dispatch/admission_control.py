@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from inferry.admission.permits import Permit
 from inferry.admission.quota_gate import QuotaGate
@@ -25,7 +26,7 @@ from inferry.domain.streams import Done, Usage
 from inferry.domain.values import replace
 from inferry.runs.registry import Run, RunRegistry
 
-_EMPTY_FOOTPRINT = Footprint(Estimate.exactly(0), Estimate.exactly(0), Estimate.exactly(0))
+_EMPTY_FOOTPRINT: Final = Footprint(Estimate.exactly(0), Estimate.exactly(0), Estimate.exactly(0))
 
 
 class AdmissionSession:

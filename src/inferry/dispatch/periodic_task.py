@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 
 class PeriodicTask:

@@ -2,6 +2,7 @@
 
 import enum
 import sys
+from typing import Final
 
 from inferry.domain.decisions import Decision, to_text
 from inferry.domain.errors import (
@@ -22,8 +23,8 @@ from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, PredictedWait
 from inferry.domain.streams import Done, End, Placed, Usage
 
-UNLIMITED = sys.maxsize
-RENEW_AHEAD_TOKENS = 32
+UNLIMITED: Final = sys.maxsize
+RENEW_AHEAD_TOKENS: Final = 32
 """A job renews its budget lease this many tokens before it runs out."""
 
 
