@@ -35,7 +35,7 @@ _RESOURCES: Final = range(3)
 
 SecondsPerUnit = tuple[float, float, float]
 """For each job, prompt token and output token."""
-UNKNOWN_RATES: Final[SecondsPerUnit] = (0.0, 0.0, 0.0)
+UNKNOWN_RATES: SecondsPerUnit = (0.0, 0.0, 0.0)  # not Final: mypyc takes a tuple of floats for one that is not set
 
 
 class _DecayingRate:
