@@ -85,6 +85,15 @@ def test_no_compiled_function_awaits_while_it_handles_an_exception(build: Module
                 assert not is_suspension, f"{path}:{statement.lineno} awaits in `except` or `finally`"
 
 
+def test_no_compiled_constant_is_a_final_tuple_of_floats(build: ModuleType) -> None:
+    """mypyc takes such a tuple for a name that is not set, and raises NameError where it is used."""
+    for path in build.modules():
+        for node in ast.parse((ROOT / path).read_text()).body:
+            if isinstance(node, ast.AnnAssign) and "Final" in ast.unparse(node.annotation):
+                floats = [one for one in ast.walk(node.value or node) if isinstance(getattr(one, "value", None), float)]
+                assert not isinstance(node.value, ast.Tuple) or not floats, f"{path}:{node.lineno}"
+
+
 def test_every_name_in_the_list_is_a_module(build: ModuleType) -> None:
     named = named_in_pyproject(build)
     for path in named["exclude"]:
