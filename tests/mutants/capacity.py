@@ -125,8 +125,8 @@ GROUP = MutantGroup(
         Mutant(
             "a few prompts decide the ratio of token counts",
             "scheduling/capacity/controller.py",
-            "RATIO_PRIOR_TOKENS: Final = 5000",
-            "RATIO_PRIOR_TOKENS: Final = 1",
+            "RATIO_PRIOR_TOKENS = 5000",
+            "RATIO_PRIOR_TOKENS = 1",
         ),
         Mutant(
             "prompts spend nothing",

@@ -137,8 +137,8 @@ GROUP = MutantGroup(
         Mutant(
             "a character has no more than three bytes",
             "streams/detokenizer.py",
-            "_MAX_UNCERTAIN_CHARS: Final = 3",
-            "_MAX_UNCERTAIN_CHARS: Final = 2",
+            "_MAX_UNCERTAIN_CHARS = 3",
+            "_MAX_UNCERTAIN_CHARS = 2",
             _TEXT,
         ),
         Mutant(
@@ -172,8 +172,8 @@ GROUP = MutantGroup(
         Mutant(
             "a text begins again where the window does",
             "streams/detokenizer.py",
-            "_CONTEXT_TOKENS: Final = 4",
-            "_CONTEXT_TOKENS: Final = 0",
+            "_CONTEXT_TOKENS = 4",
+            "_CONTEXT_TOKENS = 0",
             _TEXT,
         ),
         Mutant(

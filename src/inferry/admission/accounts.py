@@ -6,14 +6,13 @@ when a ceiling first applies. The number of owners and runs is bounded, because 
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Final
 
 from inferry.admission.budgets import UNBOUNDED, Account, Calendar, to_nanos
 from inferry.admission.kv_quota import KvQuota
 from inferry.admission.quotas import MINUTE_S, Quotas
 from inferry.domain.tenants import Limits
 
-_TOUCH_INTERVAL_S: Final = 10.0
+_TOUCH_INTERVAL_S = 10.0
 
 
 class OwnerAccounts:

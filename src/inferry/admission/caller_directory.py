@@ -4,22 +4,21 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from hmac import compare_digest
-from typing import Final
 
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.errors import InvalidApiKey, InvalidRequest
 from inferry.domain.keys import hash_secret, parse_key
 from inferry.domain.tenants import ApiKey, Tenant
 
-_UNKNOWN_KEY_MESSAGE: Final = "unknown or expired API key"
-_MISSING_KEY_MESSAGE: Final = "missing API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
-_TENANT_MISMATCH_MESSAGE: Final = (
+_UNKNOWN_KEY_MESSAGE = "unknown or expired API key"
+_MISSING_KEY_MESSAGE = "missing API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
+_TENANT_MISMATCH_MESSAGE = (
     "the API key does not belong to the tenant in `x-inferry-tenant`; omit the header, the key names the tenant"
 )
-_DISABLED_MESSAGE: Final = "the tenant is disabled"
-_KEY_ENDED_MESSAGE: Final = "the API key was revoked or expired during the call"
-_TENANT_HEADER: Final = "x-inferry-tenant"
-_TENANT_NAME: Final = re.compile(rb"[\x21-\x7e]{1,256}")
+_DISABLED_MESSAGE = "the tenant is disabled"
+_KEY_ENDED_MESSAGE = "the API key was revoked or expired during the call"
+_TENANT_HEADER = "x-inferry-tenant"
+_TENANT_NAME = re.compile(rb"[\x21-\x7e]{1,256}")
 
 
 class _KeyEntry:
@@ -40,7 +39,7 @@ class _KeyEntry:
 
 
 # Stands in for an unknown key id, so that the response takes as long as for a wrong secret.
-_UNKNOWN_KEY: Final = _KeyEntry(ApiKey(key_id="", tenant="", secret_hash=bytes(32)), Tenant(name=""))
+_UNKNOWN_KEY = _KeyEntry(ApiKey(key_id="", tenant="", secret_hash=bytes(32)), Tenant(name=""))
 
 
 class Directory:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final
 
 from inferry.admission.accounts import RunAccounts
 from inferry.admission.budgets import Calendar, headroom, lease_size
@@ -11,12 +10,12 @@ from inferry.admission.refusals import Refusal
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Limits
 
-_counted: Final = attrgetter(
+_counted = attrgetter(
     "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_concurrent_runs", "max_kv_tokens",
     "run_max_kv_tokens", "run_token_ceiling", "run_money_ceiling",
     "day_token_ceiling", "month_token_ceiling", "day_money_ceiling", "month_money_ceiling",
 )  # fmt: skip
-_NOTHING_COUNTED: Final = _counted(Limits())
+_NOTHING_COUNTED = _counted(Limits())
 
 
 def has_limits(limits: Limits) -> bool:

@@ -18,7 +18,6 @@ most one exchange is in flight.
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account, utc_day, utc_month
 from inferry.admission.permits import Permit
@@ -29,14 +28,14 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.shared_limits import MAX_AMOUNT, Answer, Ask, LimitKind, account_name, keep_s
 from inferry.domain.spending import Spending
 
-GRANT_IDLE_S: Final = 2.0
+GRANT_IDLE_S = 2.0
 """A grant is returned this long after its account was last leased from."""
-CONTENTION_WAIT_S: Final = 1.5
+CONTENTION_WAIT_S = 1.5
 """A job waits this long for what other gateways hold and do not use."""
-SWEEP_BATCH: Final = 1000
+SWEEP_BATCH = 1000
 """Accounts settled and refreshed by one exchange."""
-MIN_EXTRA_TOKENS: Final = 256
-MIN_EXTRA_NANOS: Final = 100_000
+MIN_EXTRA_TOKENS = 256
+MIN_EXTRA_NANOS = 100_000
 """A gateway asks for at least this much more than it needs."""
 
 

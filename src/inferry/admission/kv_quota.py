@@ -6,11 +6,11 @@ The sub-runs of a run count as one run with it.
 """
 
 from math import inf
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from inferry.domain.tenants import Limits
 
-RUN_PAUSE_S: Final = 60.0
+RUN_PAUSE_S = 60.0
 """A run without a call for this long is concurrent no longer: it has ended without saying so, or its tool is slow."""
 
 

@@ -1,7 +1,6 @@
 """Refusals of jobs by quotas and budgets, and their errors."""
 
 from math import inf
-from typing import Final
 
 from inferry.admission.accounts import OwnerAccounts
 from inferry.admission.budgets import Account
@@ -16,7 +15,7 @@ from inferry.domain.errors import (
     TenantConcurrency,
 )
 
-_QUOTAS: Final = {
+_QUOTAS = {
     "requests_per_minute": "requests per minute",
     "tokens_per_minute": "tokens per minute",
     "max_concurrent": "concurrent calls",

@@ -1,7 +1,5 @@
 """Jobs, errors, ends and resume points as fields of frames, and back."""
 
-from typing import Final
-
 from inferry.cluster.frames import (
     Counts,
     ErrorFields,
@@ -22,7 +20,7 @@ from inferry.domain.routes import BatchKey
 from inferry.domain.streams import Done, Failed, Usage
 from inferry.domain.values import replace
 
-_ERRORS: Final[dict[str, type[GatewayError]]] = {
+_ERRORS: dict[str, type[GatewayError]] = {
     name: found for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, GatewayError)
 }
 

@@ -6,7 +6,7 @@ is over. While the peer reads slowly nothing is written. A peer that has been si
 
 import asyncio
 import logging
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from inferry.cluster.frames import (
     BATCH_BYTES,
@@ -20,11 +20,11 @@ from inferry.cluster.frames import (
 )
 from inferry.cluster.handshake import HandshakeFailed
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-HEARTBEAT_INTERVAL_S: Final = 1.0
-SILENCE_TIMEOUT_S: Final = 10.0
-WRITE_BUFFER_BYTES: Final = 1024 * 1024
+HEARTBEAT_INTERVAL_S = 1.0
+SILENCE_TIMEOUT_S = 10.0
+WRITE_BUFFER_BYTES = 1024 * 1024
 """Bytes in the write buffer above which the peer counts as slow."""
 
 

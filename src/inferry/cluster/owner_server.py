@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from inferry.cluster import handshake
 from inferry.cluster.frames import (
@@ -41,18 +41,18 @@ from inferry.domain.streams import Done, End, Failed
 from inferry.domain.tenants import Tenant
 from inferry.domain.values import replace
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-CATALOG_INTERVAL_S: Final = 0.25
+CATALOG_INTERVAL_S = 0.25
 """Interval at which a change of the workers is looked for."""
-CLOSE_TIMEOUT_S: Final = 1.0
+CLOSE_TIMEOUT_S = 1.0
 """Time for peers to read what was written before the end, in seconds."""
-MAX_UNREAD_BYTES: Final = 8 * 1024 * 1024
+MAX_UNREAD_BYTES = 8 * 1024 * 1024
 """Unread bytes of one job after which it is cancelled: its ingress process does not read."""
 
-MAX_GREETING_BYTES: Final = 4096
+MAX_GREETING_BYTES = 4096
 """Longest frame of a peer that has not proved itself."""
-MAX_UNPROVEN: Final = 1024
+MAX_UNPROVEN = 1024
 """Connections of peers that have not proved themselves; a further one is closed."""
 
 

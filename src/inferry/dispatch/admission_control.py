@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from inferry.admission.permits import Permit
 from inferry.admission.quota_gate import QuotaGate
@@ -26,7 +25,7 @@ from inferry.domain.streams import Done, Usage
 from inferry.domain.values import replace
 from inferry.runs.registry import Run, RunRegistry
 
-_EMPTY_FOOTPRINT: Final = Footprint(Estimate.exactly(0), Estimate.exactly(0), Estimate.exactly(0))
+_EMPTY_FOOTPRINT = Footprint(Estimate.exactly(0), Estimate.exactly(0), Estimate.exactly(0))
 
 
 class AdmissionSession:

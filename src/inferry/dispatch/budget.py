@@ -1,13 +1,13 @@
 """The budget of a job as the loop sees it, and the end of a job whose budget is used up."""
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, End, FinishReason, Usage
 
-BUDGET_HOLD_S: Final = 5.0
+BUDGET_HOLD_S = 5.0
 """Longest wait for a job's budget watermark to be written to the database."""
 
 

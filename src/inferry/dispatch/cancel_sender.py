@@ -10,11 +10,11 @@ a cancel spawned after its plan arrives after it: a batch takes no further job o
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from inferry.domain.ports import Worker
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Confirmation = asyncio.Future[frozenset[str]]
 """The jobs that a worker confirmed. It never fails: a worker that fails has confirmed nothing."""

@@ -5,7 +5,6 @@ controller per worker; workers whose capacity is fixed by configuration have non
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import Lane, LanePolicy
@@ -14,11 +13,11 @@ from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, WorkerView
 from inferry.scheduling.capacity.controller import CapacityController, Stream
 
-CAPACITY_INTERVAL_S: Final = 0.05
-MIN_RELATIVE_CHANGE: Final = 0.03
+CAPACITY_INTERVAL_S = 0.05
+MIN_RELATIVE_CHANGE = 0.03
 """The scheduler is told of a capacity only if some part of it has changed by more than this share."""
 
-MIN_WAIT_S: Final = 0.05
+MIN_WAIT_S = 0.05
 
 
 class _TrackedWorker:

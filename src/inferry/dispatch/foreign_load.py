@@ -8,18 +8,17 @@ job has ended.
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from inferry.domain.lanes import Lane
 from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.values import replace
 from inferry.domain.workers import Load, WorkerView
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-FOREIGN_HOLD_S: Final = 5.0
+FOREIGN_HOLD_S = 5.0
 """Longest time for which foreign load alone keeps all jobs from a worker."""
-_NO_LOAD: Final = Load()
+_NO_LOAD = Load()
 
 
 class ForeignLoadBound:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_retry_spread import QuotaRetrySpreader
@@ -55,7 +54,7 @@ __all__ = [
     "ended_stream",
 ]
 
-CLEANUP_INTERVAL_S: Final = 60.0
+CLEANUP_INTERVAL_S = 60.0
 
 
 class Gateway:

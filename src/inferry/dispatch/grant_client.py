@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from inferry.admission.grant_protocol import Exchange, GrantProtocol, ReadHoldings, Rebuild, Step, WriteHoldings
 from inferry.admission.grants import GrantTracker, settled_amounts
@@ -19,13 +19,13 @@ from inferry.domain.shared_limits import AuthorityUnavailable, Holding, LimitAut
 from inferry.domain.spending import Spending
 from inferry.ledger.recorder import Recorder
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-SWEEP_S: Final = 0.5
+SWEEP_S = 0.5
 """Interval at which spending is settled and unused grants are returned."""
 INITIAL_RETRY_S, MAX_RETRY_S = 0.05, 0.5
-REBUILD_PAUSE_S: Final = 0.05
-CLOSE_TIMEOUT_S: Final = 5.0
+REBUILD_PAUSE_S = 0.05
+CLOSE_TIMEOUT_S = 5.0
 """Longest wait for the return of grants at shutdown. What is not returned counts as spent."""
 
 T = TypeVar("T")

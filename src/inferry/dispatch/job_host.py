@@ -1,7 +1,5 @@
 """Runs admitted jobs: the host of single flight, and the way to the dispatch loop."""
 
-from typing import Final
-
 from inferry.dispatch.admission_control import AdmissionControl, FollowerSession
 from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.cancel_sender import PendingCancel
@@ -17,7 +15,7 @@ from inferry.observe.metrics import Metrics
 from inferry.observe.tracing.tracer import Tracer
 from inferry.streams.mailbox import JobStream
 
-RETRY_AFTER_S: Final = 2.0
+RETRY_AFTER_S = 2.0
 """Told to a refused client where no better time is known."""
 
 

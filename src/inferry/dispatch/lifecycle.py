@@ -5,7 +5,6 @@ job through `end`, exactly once. The job events (`domain.job_events`) are publis
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from inferry.dispatch.budget import Budget, budget_stop, is_budget_capped
 from inferry.dispatch.cancel_sender import CancelSender, PendingCancel
@@ -29,11 +28,11 @@ from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.demux import Demux
 from inferry.streams.mailbox import JobStream
 
-RETRY_DELAY_S: Final = 0.1
+RETRY_DELAY_S = 0.1
 """Pause before a lost job is offered again where only a worker that lost it can take it; four times as long after each
 further loss, up to the third."""
 
-_FIRST_TOKEN: Final = FirstToken()
+_FIRST_TOKEN = FirstToken()
 
 
 class JobLifecycle:

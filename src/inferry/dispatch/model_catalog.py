@@ -1,7 +1,6 @@
 """What parsing needs to know of models and lanes: cards, tokenizers, resumability, and the estimator."""
 
 from collections.abc import Mapping
-from typing import Final
 
 from inferry.dispatch.pool import Pool
 from inferry.domain.clock import Clock
@@ -12,7 +11,7 @@ from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.routes import OutputLength
 from inferry.prediction.estimator import Estimator
 
-RETRY_AFTER_S: Final = 2.0
+RETRY_AFTER_S = 2.0
 
 
 class ModelCatalog:

@@ -8,16 +8,15 @@ job with a deadline waits until that.
 import asyncio
 import math
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import GatewayError, NoWorker, WorkerLost
 from inferry.domain.jobs import InferenceJob
 
-RETRY_AFTER_S: Final = 2.0
+RETRY_AFTER_S = 2.0
 """Told to the client. Engines take longer to start, and when this one began is not known."""
 
-MIN_TIMER_S: Final = 0.1
+MIN_TIMER_S = 0.1
 
 
 class OutageTimeout:

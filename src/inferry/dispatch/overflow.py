@@ -7,7 +7,7 @@ its attempt has ended. Belongs to the dispatch loop.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Final, Protocol
+from typing import Protocol
 
 from inferry.admission.overflow_budget import OverflowBudget, OverflowReservation
 from inferry.domain.attempts import Attempt
@@ -23,7 +23,7 @@ from inferry.domain.workers import Phase, WorkerView
 from inferry.prediction.model_waits import ModelWaits
 from inferry.prediction.overflow_rule import OverflowRule
 
-CAPACITY: Final = "capacity"
+CAPACITY = "capacity"
 
 
 class Fleet(Protocol):

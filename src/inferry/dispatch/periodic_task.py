@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class PeriodicTask:

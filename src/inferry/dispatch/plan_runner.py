@@ -1,14 +1,13 @@
 """Runs one plan on one worker."""
 
 import logging
-from typing import Final
 
 from inferry.domain.errors import GatewayError, WorkerLost
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, Worker
 from inferry.streams.mailbox import StreamProtocolError
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 async def run_plan(worker: Worker | None, plan: BatchPlan, emit: Emit) -> GatewayError:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
 
 from inferry.dispatch.supervisor import WorkerSupervisor
 from inferry.dispatch.values import HealthPolicy, WorkerReport
@@ -23,9 +22,9 @@ from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView
 from inferry.observe.worker_states import WorkerHealth
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-DRAIN_GRACE_S: Final = 30.0
+DRAIN_GRACE_S = 30.0
 
 
 class Pool:

@@ -1,7 +1,7 @@
 """Probes a worker with a real generation of one token, or with a result of a pooling model, in the highest lane."""
 
 import asyncio
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, Failed, Item
 from inferry.domain.values import replace
 
-PROBE_TIMEOUT_S: Final = 60.0
+PROBE_TIMEOUT_S = 60.0
 
 
 async def probe(worker: Worker, number: int, now: float) -> None:

@@ -3,8 +3,6 @@
 Subscribes to `queued`, `sent` and `ended`, to learn how the predicted waits turned out.
 """
 
-from typing import Final
-
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.dispatch.overflow import OverflowRouter
 from inferry.domain.attempts import Attempt
@@ -15,7 +13,7 @@ from inferry.prediction.wait_model import NOTHING_AHEAD, WaitModel, deadline_ref
 from inferry.prediction.wait_prediction import WaitPrediction
 from inferry.scheduling.scheduler import Scheduler
 
-_NO_WAIT: Final = PredictedWait(0.0, 0.0)
+_NO_WAIT = PredictedWait(0.0, 0.0)
 """Of jobs that overflow. They teach the wait model nothing about own workers."""
 
 

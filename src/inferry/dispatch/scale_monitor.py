@@ -4,7 +4,6 @@ Belongs to the event loop of the gateway. It reads; whatever follows the advice 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from inferry.dispatch.pool import Pool
 from inferry.domain.lanes import Lane, LanePolicy
@@ -12,7 +11,7 @@ from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.workers import Phase, WorkerView
 from inferry.prediction.scaling import GroupDemand, GroupScaler, ScaleAdvice, ScalingPolicy, WorkCost
 
-MAX_SAMPLED_JOBS: Final = 1000
+MAX_SAMPLED_JOBS = 1000
 """Queued jobs of a lane and model whose tokens are added up, so that a long queue does not delay the event loop."""
 
 Reading = tuple[float, int, int]

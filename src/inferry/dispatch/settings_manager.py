@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,10 +31,10 @@ from inferry.settings.comparison import ATTAINMENT, compare
 from inferry.settings.guardrails import breach_reason, interval_error, rollback_reason
 from inferry.settings.sections import calls_other_models, differences, retargeted, whole_only
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-POLL_INTERVAL_S: Final = 1.0
-MAX_CHANGES: Final = 200
+POLL_INTERVAL_S = 1.0
+MAX_CHANGES = 200
 """Changes in a listing, and how far back the version before the active one is looked for."""
 
 

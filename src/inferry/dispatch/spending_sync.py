@@ -3,16 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from inferry.admission.quota_gate import QuotaGate
 from inferry.domain.clock import Clock
 from inferry.domain.spending import Spending
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
-RETRY_S: Final = 1.0
+RETRY_S = 1.0
 
 
 class SpendingSync:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable
-from typing import Final
 
 from inferry.dispatch.circuit_breaker import BreakerState, CircuitBreaker
 from inferry.dispatch.probe import probe
@@ -19,10 +18,10 @@ from inferry.domain.ports import Worker
 from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-POLL_INTERVAL_S: Final = 0.25
-MAX_RETRY_S: Final = 5.0
+POLL_INTERVAL_S = 0.25
+MAX_RETRY_S = 5.0
 
 
 class WorkerSupervisor:

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from inferry.admission.caller_directory import Directory
 from inferry.dispatch.periodic_task import PeriodicTask
@@ -23,13 +23,13 @@ from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
 from inferry.domain.settings import tenant_as_dict
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-POLL_INTERVAL_S: Final = 0.5
-POLL_TIMEOUT_S: Final = 5.0
+POLL_INTERVAL_S = 0.5
+POLL_TIMEOUT_S = 5.0
 """A database that has not answered a poll for this long is reported as down."""
-RETRY_AFTER_S: Final = 2.0
-_DATABASE_GONE_MESSAGE: Final = "the gateway's database is unavailable, so callers cannot be authenticated"
+RETRY_AFTER_S = 2.0
+_DATABASE_GONE_MESSAGE = "the gateway's database is unavailable, so callers cannot be authenticated"
 AuthMode = Literal["auto", "on", "off"]
 
 T = TypeVar("T")

@@ -1,7 +1,6 @@
 """Checks the usage that workers of every kind report at the end of a job."""
 
 import logging
-from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Done, End
@@ -9,7 +8,7 @@ from inferry.domain.usage import plausible_usage, with_usage
 from inferry.domain.values import replace
 from inferry.observe.metrics import Metrics
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class UsageValidator:

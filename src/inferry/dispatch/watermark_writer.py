@@ -8,7 +8,7 @@ and jobs without ceilings never wait.
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Protocol
 
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import RELEASE_BATCH, WATERMARK_IDLE_S
@@ -17,12 +17,12 @@ from inferry.domain.clock import Clock
 from inferry.domain.spending import Watermark, WatermarkBatch
 from inferry.ledger.recorder import Recorder
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-SWEEP_S: Final = 1.0
+SWEEP_S = 1.0
 """Interval at which unused watermarks are released."""
 INITIAL_RETRY_S, MAX_RETRY_S = 0.05, 1.0
-CLOSE_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S = 5.0
 """Longest wait for the last batch at shutdown. A watermark that remains reduces its account's ceiling, nothing else."""
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.dispatch.pool import Pool
@@ -20,10 +20,10 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.ports import Worker
 from inferry.domain.workers_file_content import read_workers_file
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-POLL_INTERVAL_S: Final = 1.0
-MTIME_RESOLUTION_S: Final = 2.0
+POLL_INTERVAL_S = 1.0
+MTIME_RESOLUTION_S = 2.0
 """A file modified less than this ago is read again: it may have changed within the resolution of its time stamp."""
 
 Entry = TypeVar("Entry")

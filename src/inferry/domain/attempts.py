@@ -2,7 +2,6 @@
 
 import enum
 import sys
-from typing import Final
 
 from inferry.domain.decisions import Decision, to_text
 from inferry.domain.errors import (
@@ -23,8 +22,8 @@ from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, PredictedWait
 from inferry.domain.streams import Done, End, Placed, Usage
 
-UNLIMITED: Final = sys.maxsize
-RENEW_AHEAD_TOKENS: Final = 32
+UNLIMITED = sys.maxsize
+RENEW_AHEAD_TOKENS = 32
 """A job renews its budget lease this many tokens before it runs out."""
 
 

@@ -36,5 +36,5 @@ class Caller(Value):
         return all(any(fnmatchcase(model, pattern) for pattern in models) for models in self._allowed)
 
 
-ANONYMOUS: Final = Caller(Tenant(name="default"))
+ANONYMOUS = Caller(Tenant(name="default"))
 """Who calls where authentication is off and no tenant is named."""

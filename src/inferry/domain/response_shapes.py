@@ -7,7 +7,7 @@ non-streaming answer of the same server.
 from typing import Any, Final
 
 _PRESENT: Final = ...  # no JSON value decodes to this
-_OPT_IN_FIELDS: Final = frozenset({"token_ids", "prompt_token_ids", "prompt_logprobs"})
+_OPT_IN_FIELDS = frozenset({"token_ids", "prompt_token_ids", "prompt_logprobs"})
 """Null unless requested, whatever they were in the answer the shape was taken from."""
 
 

@@ -31,7 +31,7 @@ class Usage(Value):
         self.gpu_seconds: Final = gpu_seconds
 
 
-NO_USAGE: Final = Usage()
+NO_USAGE = Usage()
 
 
 class Delta(Value):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -58,11 +58,11 @@ from inferry.observe.request_counts import RequestCounts
 from inferry.observe.tracing.tracer import Tracer
 from inferry.pipelines.versions import ComposedVersions
 
-log: Final = logging.getLogger(__name__)
-CHATS: Final = frozenset({b"/v1/chat/completions", MESSAGES, RESPONSES})
+log = logging.getLogger(__name__)
+CHATS = frozenset({b"/v1/chat/completions", MESSAGES, RESPONSES})
 
-_JSON: Final = b"content-type: application/json\r\n"
-_API_PREFIX: Final = "/v1/"
+_JSON = b"content-type: application/json\r\n"
+_API_PREFIX = "/v1/"
 
 
 class App:

@@ -15,8 +15,8 @@ from inferry.ingress.chunk_schema import ChatChunk, Choice, MessagePiece, ToolCa
 
 # An event whose only text is one piece of content, of reasoning or of a tool call's arguments; names, numbers and nulls
 # surround it. Another event with the same bytes around its text differs in the text only.
-_OF_A_CALL: Final = rb'(?:"id":null,|"type":null,|"type":"function",)*'
-_PLAIN_EVENT: Final = re.compile(
+_OF_A_CALL = rb'(?:"id":null,|"type":null,|"type":"function",)*'
+_PLAIN_EVENT = re.compile(
     rb'(?P<before>data: ?\{[^\[\]\n]*"choices":\[\{"index":0,(?:"[a-z_]+":null,)*"delta":\{'
     rb'(?:"(?P<field>content|reasoning|reasoning_content)":'
     rb'|"tool_calls":\[\{'
@@ -27,7 +27,7 @@ _PLAIN_EVENT: Final = re.compile(
     rb'[^"\\\n]*(?:\\.[^"\\\n]*)*'
     rb'(?P<after>"(?(call)\}\}\])\}[^\[{\n"]*(?:"[a-z_]+":[^\[{\n"]*)*\n\n)\Z'
 )
-_decoder: Final = msgspec.json.Decoder(ChatChunk)
+_decoder = msgspec.json.Decoder(ChatChunk)
 
 
 class Item(Value):

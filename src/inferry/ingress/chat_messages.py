@@ -9,7 +9,7 @@ the leading message it would change the prefix of every later call.
 Texts are JSON strings: they are copied from one body into another.
 """
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -17,9 +17,9 @@ from msgspec import Raw
 from inferry.domain.errors import UnsupportedFeature
 from inferry.ingress.openai.request_schema import MessageSchema
 
-_encode: Final = msgspec.json.encode
-_EMPTY: Final = b'""'
-_TEXT: Final = b'{"type":"text","text":'
+_encode = msgspec.json.encode
+_EMPTY = b'""'
+_TEXT = b'{"type":"text","text":'
 
 
 class ChatMessage(NamedTuple):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Final
 
 import msgspec
 
@@ -14,10 +13,10 @@ from inferry.ingress.headers import identifier
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY
 from inferry.ingress.job_ids import COMPOSED, JOB_ID
 
-MAX_IDENTIFIER_CHARS: Final = 256
-_KEPT_BYTES: Final = 200
-DEADLINE: Final = b"x-inferry-deadline-ms"
-FORWARDED_PATH: Final = b":path"
+MAX_IDENTIFIER_CHARS = 256
+_KEPT_BYTES = 200
+DEADLINE = b"x-inferry-deadline-ms"
+FORWARDED_PATH = b":path"
 """The path so far, in the headers of a request that a composed model has forwarded. No client can send this name."""
 _RUN, _STEP, _LANE = b"x-inferry-run-id", b"x-inferry-step-id", b"x-inferry-lane"
 
@@ -26,7 +25,7 @@ class _Named(msgspec.Struct):
     model: str
 
 
-_name_decoder: Final = msgspec.json.Decoder(_Named)
+_name_decoder = msgspec.json.Decoder(_Named)
 
 
 def model_of(body: bytes) -> str | None:

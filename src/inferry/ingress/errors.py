@@ -3,26 +3,25 @@
 import copy
 import re
 from math import ceil
-from typing import Final
 from zlib import crc32
 
 import msgspec
 
 from inferry.domain.errors import GatewayError, RateLimited
 
-_TYPES: Final = {
+_TYPES = {
     401: "authentication_error",
     402: "budget_error",
     403: "permission_error",
     408: "timeout_error",
     429: "rate_limit_error",
 }
-_DEFAULT_RETRY_AFTER_S: Final = 1.0
-_RETRY_JITTER: Final = 0.25
+_DEFAULT_RETRY_AFTER_S = 1.0
+_RETRY_JITTER = 0.25
 """Retry times are lengthened by up to this share, per call, so that clients do not return all at once."""
-_REFUSAL_STATUSES: Final = frozenset({402, 408, 409, 429, 503})
+_REFUSAL_STATUSES = frozenset({402, 408, 409, 429, 503})
 """Statuses of valid requests that were refused."""
-_RETRY_ADVICE_STATUSES: Final = frozenset({402, 403, 408, 409, 429, 503, 504})
+_RETRY_ADVICE_STATUSES = frozenset({402, 403, 408, 409, 429, 503, 504})
 """Statuses of errors that say whether they are retryable. The clients of OpenAI and Anthropic retry some of them unless
 told not to."""
 

@@ -7,7 +7,7 @@ other. A client that disconnects ends its request at the owner.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidApiKey, ModelNotFound, NoWorker
@@ -20,14 +20,14 @@ from inferry.ingress.responses.endpoint import RESPONSES
 from inferry.ingress.wire_format import ClientRequest
 from inferry.observe.request_counts import RequestCounts
 
-MAX_PENDING_BYTES: Final = 1024 * 1024
+MAX_PENDING_BYTES = 1024 * 1024
 """Bytes of a body that wait for the connection to the owner."""
-MAX_HEAD_BYTES: Final = 65_536
+MAX_HEAD_BYTES = 65_536
 """A longer response head is an error of the owner."""
-RETRY_AFTER_S: Final = 1.0
-_OWN_HEADERS: Final = frozenset({b"connection", b"content-length", b"expect", b"keep-alive", b"transfer-encoding"})
+RETRY_AFTER_S = 1.0
+_OWN_HEADERS = frozenset({b"connection", b"content-length", b"expect", b"keep-alive", b"transfer-encoding"})
 """Headers that belong to a connection and not to its request."""
-_CLOSE: Final = b"connection: close\r\n"
+_CLOSE = b"connection: close\r\n"
 
 OpenHttp = Callable[[str, Callable[[], asyncio.Protocol]], Awaitable[asyncio.Transport]]
 """Opens a connection to the owner's HTTP server for a client at an address."""

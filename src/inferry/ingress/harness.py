@@ -20,7 +20,7 @@ from inferry.ingress.headers import identifier
 Headers = Mapping[bytes, bytes]
 
 # Without the slash that joins two of them, and short enough for a prefix and two of them to be an identifier.
-_HARNESS_ID: Final = re.compile(rb"[\x21-\x2e\x30-\x7e]{1,100}")
+_HARNESS_ID = re.compile(rb"[\x21-\x2e\x30-\x7e]{1,100}")
 
 
 class RunIdentity(Value):

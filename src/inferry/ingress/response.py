@@ -8,7 +8,7 @@ the first delta, because only then worker and queue time are known. A client tha
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from typing import Any
 
 from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.callers import Caller
@@ -29,14 +29,14 @@ from inferry.ingress.openai.render import (
 )
 from inferry.ingress.wire_format import COMMENT, WireFormat
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-_SSE: Final = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-_JSON: Final = b"content-type: application/json\r\n"
-_CHECKS_PER_HEARTBEAT: Final = 4
-_LANE_NAMES: Final = {lane: lane.name.encode() for lane in Lane}
+_SSE = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+_JSON = b"content-type: application/json\r\n"
+_CHECKS_PER_HEARTBEAT = 4
+_LANE_NAMES = {lane: lane.name.encode() for lane in Lane}
 
-_pass_through: Final = PassThrough()
+_pass_through = PassThrough()
 
 
 class _Response(ABC):

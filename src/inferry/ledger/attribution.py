@@ -12,8 +12,6 @@ with `domain.work_prices`. Rules:
   much less to divide.
 """
 
-from typing import Final
-
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Usage
 from inferry.domain.work_costs import WorkCosts
@@ -21,15 +19,15 @@ from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
 from inferry.domain.workers import EngineCounts, Load
 from inferry.ledger.engine_readings import EngineReadings, ObservedWork
 
-DEFAULT_CHUNK_TOKENS: Final = 2048
+DEFAULT_CHUNK_TOKENS = 2048
 """Prompt tokens in one step of an engine that does not report its limit."""
-MAX_SETTLED_JOBS: Final = 8
-MIN_INTERVAL_S: Final = 0.05
-MIN_INTERVAL_TOKENS: Final = 10
+MAX_SETTLED_JOBS = 8
+MIN_INTERVAL_S = 0.05
+MIN_INTERVAL_TOKENS = 10
 """A job's end settles if the worker has few jobs, the last settlement is this old, and the job has had this many tokens
 since. A settlement visits all jobs of the worker. The tokens of one step arrive one after the other: a shorter interval
 would lack the last tokens of other jobs. Among many jobs the modelled work of one is exact enough."""
-SCALE_GAIN: Final = 0.3
+SCALE_GAIN = 0.3
 MIN_SCALE, MAX_SCALE = 0.25, 4.0
 """How fast, and within which bounds, the charge per modelled second follows the observed time."""
 

@@ -1,13 +1,11 @@
 """Metrics of decision records: voluntary holds, and the limits that kept jobs waiting."""
 
-from typing import Final
-
 from inferry.domain.decisions import FLEET_LIMITS, WORKER_LIMITS, Decision
 from inferry.domain.lanes import Lane
 from inferry.observe.metric_families import Counters, Histograms
 
-NO_WORKER: Final = "none"
-OTHER: Final = "other"
+NO_WORKER = "none"
+OTHER = "other"
 
 
 class DecisionMetrics:

@@ -1,14 +1,13 @@
 """Counters and histograms with labels, and how they are written for Prometheus."""
 
 from collections.abc import Iterable
-from typing import Final
 
 from inferry.observe.counters import FastCounter, FastHistogram
 from inferry.observe.history import SeriesReading
 from inferry.observe.metric_spec import MetricSpec
 from inferry.observe.metric_table import METRIC_TABLE
 
-SPECS: Final = {spec.name: spec for spec in METRIC_TABLE}
+SPECS = {spec.name: spec for spec in METRIC_TABLE}
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
 

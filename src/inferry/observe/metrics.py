@@ -8,7 +8,6 @@ configuration, and all others are counted as "other". No metric has tenants, run
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -33,7 +32,7 @@ from inferry.observe.worker_states import OTHER, WorkerStates
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
 BATCH_SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "65+", "unknown")
 """Values of the label `batch`."""
-_UNKNOWN_BATCH: Final = len(BATCH_SIZES) - 1
+_UNKNOWN_BATCH = len(BATCH_SIZES) - 1
 
 
 class _LaneModelSeries:

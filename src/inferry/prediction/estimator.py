@@ -4,8 +4,6 @@ One estimator owns the three models behind a footprint: tokens per byte, prefix 
 subscribes to `ended` and learns from every complete answer.
 """
 
-from typing import Final
-
 from inferry.domain.attempts import Attempt
 from inferry.domain.jobs import Estimate, Footprint
 from inferry.domain.streams import Done, FinishReason
@@ -14,7 +12,7 @@ from inferry.prediction.prefix_hits import NO_MATCH, PrefixHitModel
 from inferry.prediction.token_ratio import TokenRatios
 from inferry.prediction.values import Accuracy, LengthQuery
 
-_NO_CACHED_TOKENS: Final = Estimate.exactly(0)
+_NO_CACHED_TOKENS = Estimate.exactly(0)
 
 
 class Estimator:

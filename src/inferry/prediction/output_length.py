@@ -17,27 +17,27 @@ templates evicts only its own.
 
 from collections import OrderedDict
 from math import log
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from inferry.domain.jobs import Estimate, InferenceJob
 from inferry.prediction.length_sketch import LengthSketch, bucket_of, tokens_of
 from inferry.prediction.values import Accuracy, LengthQuery, Spread
 
-MAX_TENANTS: Final = 512
-MAX_TEMPLATES_PER_TENANT: Final = 64
+MAX_TENANTS = 512
+MAX_TEMPLATES_PER_TENANT = 64
 """With both limits reached, the sketches take about 25 MB."""
-MAX_MODELS: Final = 256
-SHRINKAGE_COUNT: Final = 4.0
+MAX_MODELS = 256
+SHRINKAGE_COUNT = 4.0
 """After this many outputs a level of history has the same weight as the levels below it."""
-SHORT_OUTPUT_TOKENS: Final = 256
+SHORT_OUTPUT_TOKENS = 256
 
 _Key = TypeVar("_Key")
-_Z90: Final = 1.2816
-_HINT_RATE: Final = 0.05
-_HINT_PRIOR_STD: Final = 1.0
+_Z90 = 1.2816
+_HINT_RATE = 0.05
+_HINT_PRIOR_STD = 1.0
 """Standard deviation of log(output / hint) assumed for a tenant without history."""
-_ERROR_RATE: Final = 1 / 500
-_PRIOR_HALF_WIDTH: Final = 2.08
+_ERROR_RATE = 1 / 500
+_PRIOR_HALF_WIDTH = 2.08
 """Distance of the prior's percentiles from its mean, as a logarithm: a factor of eight."""
 
 

@@ -4,7 +4,6 @@ Subscribes to `first_token` and `ended`, to learn how long own workers take once
 """
 
 from collections.abc import Mapping
-from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.decisions import MISSES_DEADLINE, MISSES_TARGET
@@ -12,7 +11,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.prediction.wait_model import FLOOR_S
 
-_WEIGHT: Final = 0.05
+_WEIGHT = 0.05
 """Weight of the latest job in the moving means."""
 
 

@@ -9,29 +9,28 @@ engine are compared with the totals of known prefixes.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from inferry.prediction.values import PrefixMatch
 
-SLICE_BYTES: Final = 1024
-LONG_SLICE_BYTES: Final = 16_384
-SHORT_SLICES_BYTES: Final = 32_768
+SLICE_BYTES = 1024
+LONG_SLICE_BYTES = 16_384
+SHORT_SLICES_BYTES = 32_768
 """Slices are short up to this offset and long after it. Of a long slice only the last `SLICE_BYTES` are hashed, to
 bound the cost of long prompts: prompts with such a long common prefix seldom diverge inside a slice."""
-SEARCH_BYTES: Final = 4096
-MAX_HASHES: Final = 131_072
-MAX_TAIL_BYTES: Final = 32 * 1024 * 1024
-MAX_MODELS: Final = 1000
-INITIAL_HIT_RATIO: Final = 0.9
-LEARNING_RATE: Final = 0.05
-TOTALS_DECAY: Final = 0.97
+SEARCH_BYTES = 4096
+MAX_HASHES = 131_072
+MAX_TAIL_BYTES = 32 * 1024 * 1024
+MAX_MODELS = 1000
+INITIAL_HIT_RATIO = 0.9
+LEARNING_RATE = 0.05
+TOTALS_DECAY = 0.97
 """Factor for older totals at every new one. With two readings per second the memory is about 15 seconds."""
-MIN_KNOWN_TOKENS: Final = 2000
+MIN_KNOWN_TOKENS = 2000
 """Totals below this many known tokens are ignored."""
 _PROMPT_FIELDS = (b'"messages"', b'"prompt"')
 
 
-NO_MATCH: Final = PrefixMatch()
+NO_MATCH = PrefixMatch()
 """A prompt too short to be matched or stored."""
 
 

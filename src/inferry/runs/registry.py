@@ -14,7 +14,6 @@ Pure: time is an argument, in seconds on the gateway's clock, and never goes bac
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import InvalidRequest, RunCancelled, RunNotFound
@@ -23,15 +22,15 @@ from inferry.domain.streams import Usage
 from inferry.runs.run import Run, RunKey, Totals, height, self_and_ancestors, subtree, union_length
 from inferry.runs.snapshot import RunSnapshot, RunStatus, snapshot_of
 
-MAX_DEPTH: Final = 32
+MAX_DEPTH = 32
 """Runs from a leaf to its root, both counted."""
-MAX_DISTINCT_STEPS: Final = 4096
+MAX_DISTINCT_STEPS = 4096
 """Distinct steps counted for one run; beyond, every call counts as a step."""
-MAX_EVICTION_SKIPS: Final = 8
+MAX_EVICTION_SKIPS = 8
 """Runs in flight that one call may skip in search of a run to evict."""
-MAX_LISTED_RUNS: Final = 500
+MAX_LISTED_RUNS = 500
 """Runs that a listing of all tenants looks at."""
-PARENT_HEADER: Final = "x-inferry-parent-run-id"
+PARENT_HEADER = "x-inferry-parent-run-id"
 
 __all__ = ["MAX_DEPTH", "PARENT_HEADER", "Run", "RunRegistry", "RunSnapshot", "RunStatus", "Totals", "union_length"]
 

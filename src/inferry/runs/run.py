@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, DeadlineExceeded, QueueTimeout, RequestTimeout, RunCancelled
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, Failed, Usage
 
-MAX_SPANS: Final = 64
+MAX_SPANS = 64
 """Separate running spans kept while a run is in flight; beyond, the two oldest are merged."""
 
 

@@ -23,9 +23,9 @@ LATE_FRACTION: Final = 0.95
 MAX_PASSED_OVER_TTFTS: Final = 8.0
 REVIEW_FRACTION: Final = 0.02
 """Period of the selection, as a part of the target."""
-RATE_PERIODS: Final = 10
+RATE_PERIODS = 10
 """Periods of observation before the prefill rate is used; it is dropped after as many without a selection."""
-MAX_REVIEWED: Final = 256
+MAX_REVIEWED = 256
 """Jobs that one selection looks at, those due first."""
 _COMPACTION_THRESHOLD: Final = 64
 

@@ -8,7 +8,6 @@ once, so that no other job takes the capacity; it goes when enough of it is real
 from collections.abc import Collection, Iterable, Sequence
 from heapq import nlargest
 from itertools import islice
-from typing import Final
 
 from inferry.domain.decisions import PREEMPTION
 from inferry.domain.jobs import ResumeMode
@@ -17,12 +16,12 @@ from inferry.scheduling.queues.lane_queue import LaneQueue, RouteQueue
 from inferry.scheduling.queues.queued_job import MAX_PREEMPTIONS, NOMINATED, READY, QueuedJob
 from inferry.scheduling.worker_state import WorkerState
 
-MIN_PROGRESS_TOKENS: Final = 32
-_MAX_EVICTIONS_PER_TICK: Final = 64
-_MAX_WORKERS: Final = 4
-_MAX_JOBS_PER_WORKER: Final = 32
+MIN_PROGRESS_TOKENS = 32
+_MAX_EVICTIONS_PER_TICK = 64
+_MAX_WORKERS = 4
+_MAX_JOBS_PER_WORKER = 32
 # A search in vain is the most expensive part of a tick: after one, a queue waits this many rounds.
-_RETRY_ROUNDS: Final = 8
+_RETRY_ROUNDS = 8
 
 
 class Preemption:

@@ -1,16 +1,15 @@
 """Token ids in, text out: one assembler per job, based on `Tokenizer.decode` alone."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from inferry.domain.ports import Tokenizer
 from inferry.streams.stop_strings import StopStrings
 
-_UNFINISHED: Final = "\ufffd"
+_UNFINISHED = "\ufffd"
 # A character has at most four bytes, so at most three trailing replacement characters may still become one.
-_MAX_UNCERTAIN_CHARS: Final = 3
-_CONTEXT_TOKENS: Final = 4
-_WINDOW_TOKENS: Final = 16
+_MAX_UNCERTAIN_CHARS = 3
+_CONTEXT_TOKENS = 4
+_WINDOW_TOKENS = 16
 
 
 class Assembler:

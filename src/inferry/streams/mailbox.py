@@ -5,13 +5,12 @@ Producer and reader share one event loop. The producer never waits: deltas that 
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Delta, Done, End
 from inferry.domain.values import replace
 
-MERGE_THRESHOLD: Final = 64
+MERGE_THRESHOLD = 64
 """This many untaken deltas are merged at once. Merging one by one would cost quadratic time; merging all of them when
 the reader resumes would block the event loop."""
 

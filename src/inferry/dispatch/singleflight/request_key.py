@@ -4,7 +4,6 @@ Bodies are compared as bytes and never encoded again. A field that is written di
 """
 
 import hashlib
-from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -12,12 +11,12 @@ from msgspec import Raw
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.values import replace
 
-IGNORED_FIELDS: Final = frozenset(
+IGNORED_FIELDS = frozenset(
     {"stream", "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
 )
 """Fields that do not change the output: delivery, identity of the user, urgency."""
 
-_fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 RequestFields = dict[str, Raw]
 

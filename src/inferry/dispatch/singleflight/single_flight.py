@@ -13,7 +13,7 @@ Belongs to one event loop; nothing here waits.
 """
 
 import asyncio
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
@@ -54,7 +54,7 @@ from inferry.streams.mailbox import JobStream, MergeCounter
 SharingKind = Literal["identical", "joined", "replayed"]
 SHARING_KINDS: tuple[SharingKind, ...] = ("identical", "joined", "replayed")
 
-MAX_LINGER_S: Final = 60.0
+MAX_LINGER_S = 60.0
 
 _LEADER_ONLY_ERRORS = (
     ClientClosed,

@@ -1,7 +1,6 @@
 """The turns of a Messages request as chat messages. Texts stay JSON: they are copied from one body into the other."""
 
 import re
-from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -12,13 +11,13 @@ from inferry.ingress.chat_messages import ChatMessage, ChatMessages
 from inferry.ingress.errors import printable
 from inferry.ingress.openai.decode import validation_error
 
-BILLING_HEADER: Final = b'"x-anthropic-billing-header:'
+BILLING_HEADER = b'"x-anthropic-billing-header:'
 """Claude Code's first system block. It differs from prompt to prompt, which would prevent prefix cache hits."""
 
-_blocks_decoder: Final = msgspec.json.Decoder(list[Block])
-_encode: Final = msgspec.json.encode
-_QUOTE: Final = 0x22
-_MEDIA_TYPE: Final = re.compile(r"image/[a-z0-9.+-]{1,64}")
+_blocks_decoder = msgspec.json.Decoder(list[Block])
+_encode = msgspec.json.encode
+_QUOTE = 0x22
+_MEDIA_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
 class Conversation:

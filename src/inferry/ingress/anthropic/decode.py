@@ -3,8 +3,6 @@
 Tools are written before the messages, as chat templates write them, so that equal prompts have equal beginnings.
 """
 
-from typing import Final
-
 import msgspec
 from msgspec import UNSET, Raw
 
@@ -18,15 +16,15 @@ from inferry.ingress.openai.features import is_given
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, ResponseFormat
 from inferry.ingress.wire_format import ClientRequest, Endpoint, WireFormat
 
-_decoder: Final = msgspec.json.Decoder(MessagesRequest)
-_count_decoder: Final = msgspec.json.Decoder(CountTokensRequest)
-_encode: Final = msgspec.json.encode
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountTokensRequest)
+_encode = msgspec.json.encode
 
-MESSAGES: Final = b"/v1/messages"
+MESSAGES = b"/v1/messages"
 
-_EFFORTS: Final = {"xhigh": "high", "max": "high"}
+_EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that not every version of vLLM knows."""
-_TIERS: Final = {"standard_only": "default"}
+_TIERS = {"standard_only": "default"}
 """Tiers of this API by name. `auto` is the lane of the key."""
 
 

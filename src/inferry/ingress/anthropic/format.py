@@ -1,6 +1,6 @@
 """Answers and errors as the Messages API writes them."""
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -12,8 +12,8 @@ from inferry.ingress.chat_items import read_answer
 from inferry.ingress.errors import FieldNames
 from inferry.ingress.wire_format import EventWriter, WireFormat
 
-OVERLOADED: Final = 529
-_TYPES: Final = {
+OVERLOADED = 529
+_TYPES = {
     401: "authentication_error",
     402: "billing_error",
     403: "permission_error",
@@ -24,7 +24,7 @@ _TYPES: Final = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
-_FIELDS: Final = FieldNames(
+_FIELDS = FieldNames(
     {
         "max_completion_tokens": "max_tokens",
         "stop": "stop_sequences",
@@ -34,8 +34,8 @@ _FIELDS: Final = FieldNames(
     },
     {"response_format.json_schema.schema": "output_config.format.schema"},
 )
-_PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
-_encode: Final = msgspec.json.encode
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_encode = msgspec.json.encode
 
 
 class MessagesFormat(WireFormat):

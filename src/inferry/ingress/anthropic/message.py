@@ -1,6 +1,6 @@
 """A message of the assistant: its blocks, its stop reason and its usage."""
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -9,8 +9,8 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
 from inferry.ingress.chat_items import Arguments, Item, Reasoning, Refusal, Text, ToolCall
 
-_TIERS: Final = {Lane.P0: "priority", Lane.P1: "standard", Lane.P2: "batch"}
-_STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_TIERS = {Lane.P0: "priority", Lane.P1: "standard", Lane.P2: "batch"}
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
 class Message:
@@ -50,7 +50,7 @@ class Message:
             self._texts.clear()
 
 
-EMPTY_BLOCK: Final = {"type": "text", "text": ""}
+EMPTY_BLOCK = {"type": "text", "text": ""}
 """The content of an answer without any: some clients expect at least one block."""
 
 

@@ -14,7 +14,7 @@ from inferry.ingress.anthropic.message import EMPTY_BLOCK, message_object, signa
 from inferry.ingress.chat_items import Arguments, Item, ItemReader, Reasoning, Refusal, Text, ToolCall
 from inferry.ingress.openai.render import early_stop_object
 
-_encode: Final = msgspec.json.encode
+_encode = msgspec.json.encode
 
 # Final: mypyc compiles them in.
 _NONE: Final = 0
@@ -120,7 +120,7 @@ class MessageWriter:
         self._kind = _NONE
 
 
-_DELTAS: Final = {
+_DELTAS = {
     _TEXT: (b"text_delta", b"text"),
     _THINKING: (b"thinking_delta", b"thinking"),
     _TOOL: (b"input_json_delta", b"partial_json"),

@@ -4,7 +4,6 @@ A request is translated to chat first, and its chat is shortened.
 """
 
 import asyncio
-from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -23,12 +22,12 @@ from inferry.ingress.openai.request_schema import ChatCompletionRequest
 from inferry.ingress.step_format import WrappedFormat
 from inferry.ingress.wire_format import ClientRequest, DeferredRequest, Endpoint, WireFormat
 
-MIN_BYTES: Final = 4096
+MIN_BYTES = 4096
 """A shorter body is far from the end of any context."""
-_DEADLINE: Final = b"x-inferry-deadline-ms"
-_fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
-_chat: Final = ChatEndpoint()
-_messages_decoder: Final = msgspec.json.Decoder(list[Raw])
+_DEADLINE = b"x-inferry-deadline-ms"
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+_chat = ChatEndpoint()
+_messages_decoder = msgspec.json.Decoder(list[Raw])
 
 
 class HistoryFormat(WrappedFormat):

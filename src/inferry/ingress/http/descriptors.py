@@ -8,11 +8,10 @@ import logging
 import math
 import os
 import resource
-from typing import Final
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-REPEAT_S: Final = 60.0
+REPEAT_S = 60.0
 """Seconds between two log lines."""
 
 

@@ -3,14 +3,13 @@
 import asyncio
 import http
 from collections.abc import Callable
-from typing import Final
 
 from inferry.domain.errors import InvalidRequest
 from inferry.ingress.errors import error_body
 from inferry.ingress.http.request import Request
 
-CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-STATUS_LINES: Final = {
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in http.HTTPStatus
 }
 STATUS_LINES[529] = b"HTTP/1.1 529 Overloaded\r\n"  # of the Messages API only

@@ -1,7 +1,6 @@
 """Features of a request that not every worker supports."""
 
 from operator import attrgetter
-from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -11,7 +10,7 @@ from inferry.ingress.openai.request_schema import ChatCompletionRequest, Complet
 
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Fields for structured outputs besides `response_format`."""
-_fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 _NO_TOOL = (b'"none"', b'"auto"')
 _COMMON = (
     "n", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens",
@@ -19,10 +18,10 @@ _COMMON = (
 )  # fmt: skip
 _CHAT = ("top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio", "continue_final_message")
 # Most calls use none of these fields: one comparison shows it.
-_of_chat: Final = attrgetter(*_COMMON, *_CHAT)
-_of_completion: Final = attrgetter(*_COMMON, "suffix", "best_of")
-_NO_CHAT_FEATURES: Final = _of_chat(ChatCompletionRequest(model="", messages=[]))
-_NO_COMPLETION_FEATURES: Final = _of_completion(CompletionRequest(model="", prompt=Raw()))
+_of_chat = attrgetter(*_COMMON, *_CHAT)
+_of_completion = attrgetter(*_COMMON, "suffix", "best_of")
+_NO_CHAT_FEATURES = _of_chat(ChatCompletionRequest(model="", messages=[]))
+_NO_COMPLETION_FEATURES = _of_completion(CompletionRequest(model="", prompt=Raw()))
 
 
 def features_of(wire: ChatCompletionRequest | CompletionRequest) -> list[tuple[str, str]]:

@@ -1,21 +1,21 @@
 """Checks of a JSON schema before an engine compiles it: an error names the place in the schema."""
 
-from typing import Any, Final
+from typing import Any
 
 from inferry.domain.errors import InvalidRequest, UnsupportedFeature
 from inferry.ingress.errors import printable
 
-MAX_DEPTH: Final = 64
-MAX_NODES: Final = 20_000
-MAX_PATTERN_CHARS: Final = 2_000
+MAX_DEPTH = 64
+MAX_NODES = 20_000
+MAX_PATTERN_CHARS = 2_000
 
-_TYPES: Final = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_NOT_ENFORCED: Final = frozenset(
+_NOT_ENFORCED = frozenset(
     {
         "not", "if", "then", "else", "dependentSchemas", "dependentRequired", "unevaluatedProperties",
         "unevaluatedItems", "contains", "minContains", "maxContains", "propertyNames", "uniqueItems", "$dynamicRef",

@@ -1,14 +1,14 @@
 """Answers to several prompts as one answer: choice j of prompt i has the index i · n + j, and usage is the sum."""
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from inferry.domain.errors import WorkerLost
 
-_decode: Final = msgspec.json.decode
-_encode: Final = msgspec.json.encode
-_DONE: Final = b"[DONE]"
+_decode = msgspec.json.decode
+_encode = msgspec.json.encode
+_DONE = b"[DONE]"
 
 
 class MergedChoices:

@@ -42,22 +42,22 @@ from inferry.ingress.openai.request_schema import (
 )
 from inferry.ingress.wire_format import ClientRequest
 
-MIN_PREDICTED_TOKENS: Final = 32
+MIN_PREDICTED_TOKENS = 32
 """A job with a smaller budget is assumed to write all of it."""
-INLINE_TOKENIZE_BYTES: Final = 8192
+INLINE_TOKENIZE_BYTES = 8192
 """Longer prompts are tokenised off the event loop."""
-_RESUMABLE_FEATURES: Final = frozenset(
+_RESUMABLE_FEATURES = frozenset(
     {"min_p", "min_tokens", "logit_bias", "repetition_penalty", "prefill", "reasoning_effort"}
 )
 """Features, or fields of them, with the same effect when output so far becomes part of the prompt. A repetition penalty
 counts prompt and output alike; the other penalties count the output alone and are not resumable."""
-_NON_STREAMING_FEATURES: Final = frozenset({"prompt_logprobs", "beam_search", "echo", "chat_echo"})
+_NON_STREAMING_FEATURES = frozenset({"prompt_logprobs", "beam_search", "echo", "chat_echo"})
 """Features that streams lack, or support only in part."""
-GREEDY_BELOW_TEMPERATURE: Final = 1e-5
+GREEDY_BELOW_TEMPERATURE = 1e-5
 """Lower temperatures mean greedy sampling: dividing by them would overflow."""
 
 # Few threads, so that several long prompts at once leave processor time for other calls.
-_tokenizer_pool: Final = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
+_tokenizer_pool = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
 
 
 def parse(

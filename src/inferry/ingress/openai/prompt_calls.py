@@ -5,7 +5,6 @@ All jobs of a call are admitted, or none. Each is queued, placed, shared and can
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.callers import Caller
@@ -27,7 +26,7 @@ from inferry.observe.tracing.tracer import Tracer
 
 Refuse = Callable[[GatewayError, Request, Reply, Caller], None]
 
-PROMPTS_AT_A_TIME: Final = 16
+PROMPTS_AT_A_TIME = 16
 """Prompts that become jobs before the event loop serves other work."""
 
 

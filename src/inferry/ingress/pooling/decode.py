@@ -5,7 +5,7 @@ becomes the score of its query with every document.
 """
 
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -17,18 +17,18 @@ from inferry.ingress.pooling.formats import EmbeddingsFormat, RerankFormat, Scor
 from inferry.ingress.pooling.request_schema import EmbeddingRequest, PooledFields, RerankRequest, ScoreRequest
 from inferry.ingress.wire_format import OPENAI, Endpoint, WireFormat
 
-MAX_INPUTS: Final = 2048
+MAX_INPUTS = 2048
 """Inputs, pairs or documents of one call, as OpenAI limits them."""
 
-_OWN_FIELDS: Final = frozenset(
+_OWN_FIELDS = frozenset(
     {"model", "input", "encoding_format", "user", "service_tier", "text_1", "text_2", "query", "documents"}
     | {"top_n", "return_documents"}
 )
 """Fields that are no options of the computation."""
-_embedding_decoder: Final = msgspec.json.Decoder(EmbeddingRequest)
-_score_decoder: Final = msgspec.json.Decoder(ScoreRequest)
-_rerank_decoder: Final = msgspec.json.Decoder(RerankRequest)
-_fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
+_embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_score_decoder = msgspec.json.Decoder(ScoreRequest)
+_rerank_decoder = msgspec.json.Decoder(RerankRequest)
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 Inputs = list[str] | list[list[int]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 from inferry.dispatch.gateway import ModelCatalog
@@ -21,8 +21,8 @@ from inferry.ingress.openai.parse import INLINE_TOKENIZE_BYTES, LongPrompt, find
 from inferry.ingress.pooling.decode import PooledRequest
 from inferry.ingress.pooling.request_schema import EmbeddingRequest
 
-_NONE: Final = Estimate.exactly(0)
-_SAMPLING: Final = Sampling(temperature=0.0, max_tokens=0)
+_NONE = Estimate.exactly(0)
+_SAMPLING = Sampling(temperature=0.0, max_tokens=0)
 """Equal inputs have equal results, so equal calls may share an execution."""
 
 Sequences = list[list[int]]

@@ -6,7 +6,6 @@ the gateway itself has written. Encrypted reasoning of others is left out: no en
 
 import base64
 import binascii
-from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -17,11 +16,11 @@ from inferry.ingress.responses.json_fields import decode_field, json_string, uns
 from inferry.ingress.responses.request_schema import InputItem, Part
 from inferry.ingress.responses.tools import chat_name, text_arguments
 
-_parts_decoder: Final = msgspec.json.Decoder(list[Part])
-_encode: Final = msgspec.json.encode
-_QUOTE: Final = 0x22
+_parts_decoder = msgspec.json.Decoder(list[Part])
+_encode = msgspec.json.encode
+_QUOTE = 0x22
 _SYSTEM_ROLES = ("system", "developer")
-_SEALED: Final = "inferry:"
+_SEALED = "inferry:"
 
 
 def sealed_reasoning(text: str) -> str:

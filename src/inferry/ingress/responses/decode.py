@@ -3,8 +3,6 @@
 Tools are written before the messages, as chat templates write them, so that equal prompts have equal beginnings.
 """
 
-from typing import Final
-
 import msgspec
 from msgspec import UNSET, Raw
 
@@ -21,11 +19,11 @@ from inferry.ingress.responses.response_object import SEALED_REASONING, Keep, Re
 from inferry.ingress.responses.tools import ChatTools
 from inferry.ingress.wire_format import ClientRequest
 
-_decoder: Final = msgspec.json.Decoder(ResponsesRequest)
-_items_decoder: Final = msgspec.json.Decoder(list[InputItem])
-_encode: Final = msgspec.json.encode
-_QUOTE: Final = 0x22
-MAX_METADATA: Final = 16
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+_items_decoder = msgspec.json.Decoder(list[InputItem])
+_encode = msgspec.json.encode
+_QUOTE = 0x22
+MAX_METADATA = 16
 _INCLUDED = (SEALED_REASONING,)
 _REFUSED = ("conversation", "prompt", "context_management", "moderation")
 

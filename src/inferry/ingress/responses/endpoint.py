@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Final
 
 from msgspec import Raw
 
@@ -26,11 +25,9 @@ from inferry.ingress.responses.response_object import ID_PREFIX, Keep, ResponseO
 from inferry.ingress.responses.stored_items import find_item, history_of, input_items, is_reference
 from inferry.ingress.wire_format import ClientRequest, DeferredRequest, Endpoint
 
-RESPONSES: Final = b"/v1/responses"
-_JSON: Final = b"content-type: application/json\r\n"
-_KEPT_HEADERS: Final = frozenset(
-    {b"session-id", b"session_id", b"thread-id", b"x-codex-parent-thread-id", b"x-session-id"}
-)
+RESPONSES = b"/v1/responses"
+_JSON = b"content-type: application/json\r\n"
+_KEPT_HEADERS = frozenset({b"session-id", b"session_id", b"thread-id", b"x-codex-parent-thread-id", b"x-session-id"})
 """Headers besides `x-inferry-*` that a background call is made with: they name its run."""
 
 

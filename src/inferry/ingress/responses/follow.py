@@ -1,11 +1,9 @@
 """Writes the events of a background response to a client, those that exist and those to come."""
 
-from typing import Final
-
 from inferry.durable.event_log import EventLog
 from inferry.ingress.http.reply import Reply
 
-SSE: Final = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+SSE = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 
 
 class Follower:

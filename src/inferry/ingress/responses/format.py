@@ -1,6 +1,6 @@
 """Answers and errors as the Responses API writes them."""
 
-from typing import Any, Final
+from typing import Any
 
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
@@ -10,7 +10,7 @@ from inferry.ingress.responses.response_object import Keep, ResponseObject, usag
 from inferry.ingress.responses.writer import ResponseWriter, reasoning_tokens
 from inferry.ingress.wire_format import EventWriter, WireFormat
 
-_FIELDS: Final = FieldNames(
+_FIELDS = FieldNames(
     {
         "messages": "input",
         "max_tokens": "max_output_tokens",

@@ -8,7 +8,7 @@ import msgspec
 from inferry.ingress.responses.conversation import sealed_reasoning
 from inferry.ingress.responses.tools import ToolName, text_input
 
-_encode: Final = msgspec.json.encode
+_encode = msgspec.json.encode
 
 # Final: mypyc compiles them in.
 TEXT: Final = 0

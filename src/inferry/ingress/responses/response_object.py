@@ -1,7 +1,7 @@
 """The response object: fields that repeat the request, and those that change until its end."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -16,10 +16,10 @@ from inferry.ingress.openai.features import is_given
 from inferry.ingress.responses.request_schema import ResponsesRequest
 from inferry.ingress.responses.tools import ChatTools, ToolName
 
-_encode: Final = msgspec.json.encode
-ID_PREFIX: Final = "resp_"
-SEALED_REASONING: Final = "reasoning.encrypted_content"
-_DEFAULT_FORMAT: Final = Raw(b'{"type":"text"}')
+_encode = msgspec.json.encode
+ID_PREFIX = "resp_"
+SEALED_REASONING = "reasoning.encrypted_content"
+_DEFAULT_FORMAT = Raw(b'{"type":"text"}')
 
 Keep = Callable[[InferenceJob, str, bytes], None]
 """(job, id of the response, response) → stores a response that has ended."""

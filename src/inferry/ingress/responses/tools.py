@@ -9,7 +9,7 @@ and the response says so.
 """
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -19,14 +19,14 @@ from inferry.ingress.openai.features import is_given
 from inferry.ingress.responses.json_fields import decode_field, unsupported
 from inferry.ingress.responses.request_schema import NestedTool, ResponseTool, ResponseToolChoice
 
-_decoder: Final = msgspec.json.Decoder(ResponseTool)
-_choice_decoder: Final = msgspec.json.Decoder(ResponseToolChoice)
-_encode: Final = msgspec.json.encode
+_decoder = msgspec.json.Decoder(ResponseTool)
+_choice_decoder = msgspec.json.Decoder(ResponseToolChoice)
+_encode = msgspec.json.encode
 
-_MODES: Final = {b'"none"': "none", b'"auto"': "auto", b'"required"': "required"}
-_LEFT_OUT: Final = re.compile(r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?")
-_NO_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
-_TEXT_PARAMETERS: Final = Raw(
+_MODES = {b'"none"': "none", b'"auto"': "auto", b'"required"': "required"}
+_LEFT_OUT = re.compile(r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?")
+_NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
+_TEXT_PARAMETERS = Raw(
     b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],"additionalProperties":false}'
 )
 

@@ -3,7 +3,7 @@
 Events with text are written around the engine's own bytes where those hold nothing but text: this runs once per token.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ from inferry.ingress.responses.output_items import CUSTOM, FUNCTION, REASONING, 
 from inferry.ingress.responses.response_object import ID_PREFIX, Keep, ResponseObject, error_object, usage_object
 from inferry.ingress.responses.tools import ToolName
 
-_encode: Final = msgspec.json.encode
+_encode = msgspec.json.encode
 _DELTAS = (
     b"response.output_text.delta",
     b"response.refusal.delta",
@@ -24,7 +24,7 @@ _DELTAS = (
     b"response.function_call_arguments.delta",
     b"response.custom_tool_call_input.delta",
 )
-_INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponseWriter:

@@ -6,16 +6,15 @@ the first, so pooled jobs wait for the window at most.
 """
 
 from math import inf
-from typing import Final
 
 from inferry.scheduling.batching.hold_rule import HoldRule
 from inferry.scheduling.batching.pass_window import PassDurations
 from inferry.scheduling.queues.lane_queue import RouteQueue
 from inferry.scheduling.queues.queued_job import QueuedJob
 
-PASS_FRACTION: Final = 0.25
+PASS_FRACTION = 0.25
 """The longest hold before an idle worker, as a part of a pass: a job that arrives meanwhile gains three times that."""
-MIN_EXPECTED_FOLLOWERS: Final = 0.75
+MIN_EXPECTED_FOLLOWERS = 0.75
 """The jobs that must be expected in that time: one that nearly always arrives is enough."""
 
 

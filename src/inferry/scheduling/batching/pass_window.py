@@ -1,11 +1,10 @@
 """What is learned for batching windows: how long a pass takes, and how many jobs follow a first one."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from inferry.scheduling.worker_state import WorkerState
 
-EWMA_ALPHA: Final = 0.2
+EWMA_ALPHA = 0.2
 """Weight of the latest observation."""
 
 

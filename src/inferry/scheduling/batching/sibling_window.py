@@ -12,21 +12,20 @@ nor before an idle worker.
 """
 
 from operator import eq
-from typing import Final
 
 from inferry.domain.jobs import InferenceJob
 from inferry.scheduling.batching.prefix_key import PrefixKey, prefix_key
 
-EWMA_ALPHA: Final = 0.2
+EWMA_ALPHA = 0.2
 """Weight of the latest prefix group."""
-RECOMPUTE_ALPHA: Final = 0.05
+RECOMPUTE_ALPHA = 0.05
 """Weight of the latest sibling in what is recomputed. Small: siblings of one group mostly fare alike."""
-MIN_SIBLINGS: Final = 8
-MIN_BENEFIT_RATIO: Final = 2.0
+MIN_SIBLINGS = 8
+MIN_BENEFIT_RATIO = 2.0
 """How much more a hold must save than it costs: the savings are an estimate, the cost is certain."""
-REPROBE_INTERVAL: Final = 16
+REPROBE_INTERVAL = 16
 """Every one of this many holds is skipped, to see whether siblings still recompute anything."""
-MAX_STATS: Final = 1_024
+MAX_STATS = 1_024
 SiblingStatsKey = tuple[str, str | None]
 
 

@@ -14,7 +14,6 @@ longer they wait, down to `MIN_SLACK_ITLS`.
 
 from collections.abc import Mapping, Sequence
 from math import exp, inf
-from typing import Final
 
 from inferry.domain.jobs import Footprint
 from inferry.domain.lanes import Lane, LanePolicy
@@ -22,35 +21,35 @@ from inferry.domain.workers import Capacity, DirectWaits, EngineCounts, Load
 from inferry.scheduling.capacity.direct_engine import DirectEngine
 from inferry.scheduling.capacity.step_costs import MEMORY_S, StepCostModel
 
-IDLE_AFTER_S: Final = 1.0
+IDLE_AFTER_S = 1.0
 """A lane with nothing in flight for this many seconds is idle. Agents pause less between two steps."""
-PREFILL_TTFT_FRACTION: Final = 0.5
+PREFILL_TTFT_FRACTION = 0.5
 """Part of the TTFT target that prefill ahead of a prompt may use; the rest is for waiting and for wrong estimates."""
-SLACK_SPEND_S: Final = 1.0
-SLACK_RECOVERY_S: Final = 0.4
+SLACK_SPEND_S = 1.0
+SLACK_RECOVERY_S = 0.4
 """Seconds in which slack above the kept amount is spent, and in which slack below it is earned back. Recovery is
 faster, because one long step can miss a target and costs are estimates."""
-SLACK_ITLS: Final = 14
+SLACK_ITLS = 14
 """Slack, in inter-token intervals, that live streams keep from batch work."""
-MIN_SLACK_ITLS: Final = 5
+MIN_SLACK_ITLS = 5
 """Slack that live streams always keep: steps vary in length, and a prompt that was sent cannot be recalled."""
-DECODE_FRACTION: Final = 0.5
+DECODE_FRACTION = 0.5
 """Part of the inter-token latency that decoding may use before batch jobs are held; the rest is for prompts."""
-MIN_PREFILL_FRACTION: Final = 0.15
+MIN_PREFILL_FRACTION = 0.15
 """Part of engine time that paced prompts get where the ITL target cannot be met at any rate."""
-COUNTS_VALID_S: Final = 3.0
+COUNTS_VALID_S = 3.0
 """Seconds after which engine counters are stale, and costs are learned from the observed output."""
-RATIO_PRIOR_TOKENS: Final = 5000
+RATIO_PRIOR_TOKENS = 5000
 """Prompt tokens at a ratio of one that are added to both counts when the gateway's is compared with the engine's."""
-INITIAL_PREFILL_TOKENS: Final = 4096
+INITIAL_PREFILL_TOKENS = 4096
 """Bound on prefill tokens in flight before costs are known."""
-OUTPUT_WEIGHT: Final = 0.05
+OUTPUT_WEIGHT = 0.05
 """Weight of the latest job in the mean output tokens, predicted and real."""
-ATTAINMENT_WEIGHT: Final = 0.05
+ATTAINMENT_WEIGHT = 0.05
 """Weight of the latest ended stream in the share of streams that met their target."""
-HOLDING_PAYS: Final = 0.9
+HOLDING_PAYS = 0.9
 """Where more streams than this meet their target, holding jobs back is what it is for, and is not bounded."""
-KV_FRACTION: Final = 0.95
+KV_FRACTION = 0.95
 """Part of the KV capacity that is used: output lengths are estimates."""
 
 

@@ -12,9 +12,9 @@ the sum, and the calibrated ratios split it. Old observations decay.
 from math import exp
 from typing import Final
 
-SMOOTHING_S: Final = 1.0
+SMOOTHING_S = 1.0
 """Smoothing of the observed sums, in seconds: prompt tokens are counted when their prompt is done."""
-MEMORY_S: Final = 20.0
+MEMORY_S = 20.0
 """Time constant of the least-squares sums, in seconds."""
 PRIOR_COSTS = (200.0, 4.0, 1.0)
 """Costs of a step, an output token and a prompt token in the cost of a prompt token, as calibrated for an 8B model on
@@ -22,7 +22,7 @@ an H200. Only their ratios matter: the observed time gives the scale."""
 PRIOR_WEIGHT: Final = 0.05
 """Weight of the prior, relative to the observed sum of squares of each term. Prompts that are counted some steps before
 or after they are computed vary by a few hundredths of their square; a smaller weight would learn from that."""
-_SWEEPS: Final = 50
+_SWEEPS = 50
 _MIN_COST_S: Final = 1e-9
 
 

@@ -7,7 +7,6 @@ its prefill rate keeps the head from.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from inferry.scheduling.placement.reservation import worker_to_reserve
 from inferry.scheduling.placement.worker_groups import least_loaded_of
@@ -16,7 +15,7 @@ from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.queues.queued_job import BlockedHead, QueuedJob
 from inferry.scheduling.worker_state import WorkerState
 
-_LOOKAHEAD: Final = 3
+_LOOKAHEAD = 3
 
 
 def backfill_candidates(

@@ -7,14 +7,13 @@ time borrow a worker (`QueuedJob.stays_in_groups`).
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from inferry.domain.jobs import InferenceJob
 from inferry.scheduling.capacity.prefill_bucket import TickContext
 from inferry.scheduling.queues.lane_queue import LaneQueue
 from inferry.scheduling.worker_state import WorkerState
 
-LEND_AFTER_S: Final = 1.0
+LEND_AFTER_S = 1.0
 """Seconds without a live job before a group is lent: agents pause less between two steps."""
 
 

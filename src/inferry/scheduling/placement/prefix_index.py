@@ -1,12 +1,11 @@
 """Where prompts that begin alike went lately, as far as the scheduler knows from what it sent itself."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from inferry.scheduling.worker_state import WorkerState
 
-_MAX_PREFIXES: Final = 65_536
-_MAX_WORKERS: Final = 4
+_MAX_PREFIXES = 65_536
+_MAX_WORKERS = 4
 
 
 class PrefixIndex:

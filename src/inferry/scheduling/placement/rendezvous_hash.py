@@ -13,8 +13,8 @@ from zlib import crc32
 from inferry.scheduling.worker_state import WorkerState
 
 _SLOTS: Final = 512
-_RANKED_WORKERS: Final = 4
-_SCORES: Final = Struct(f"<{_SLOTS}Q")
+_RANKED_WORKERS = 4
+_SCORES = Struct(f"<{_SLOTS}Q")
 
 
 class RendezvousHash:

@@ -15,7 +15,7 @@ from inferry.scheduling.queues.fair_share import RunAccount, TenantAccount
 from inferry.scheduling.queues.queued_job import READY, QueuedJob
 
 COMPACTION_THRESHOLD: Final = 64
-_arrival_key: Final = attrgetter("job.arrived_at", "number")
+_arrival_key = attrgetter("job.arrived_at", "number")
 
 
 class RunQueue:

@@ -40,7 +40,7 @@ REMOVED: Final = QueueState.REMOVED
 _IMMEDIATE: Final = ReleaseReason.IMMEDIATE
 QueueKey = tuple[int, RouteKey | BatchKey]
 """Settings version, and the route or batch key."""
-MAX_PREEMPTIONS: Final = 3
+MAX_PREEMPTIONS = 3
 """A job that was stopped this often runs to its end."""
 
 

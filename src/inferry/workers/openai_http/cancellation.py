@@ -8,7 +8,6 @@ nothing, so its page is polled: six readings within one second at most.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final
 
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, WorkerLost
@@ -22,7 +21,7 @@ ABORT_WAITS_S = (0.1, 0.3, 0.6)
 """How long to wait for a stream's end before its abort is sent again: an abort that overtakes its request is lost."""
 CONFIRM_DELAYS_S = (0.0, 0.05, 0.1, 0.2, 0.3, 0.35)
 """Delays before the readings of the metrics page that may confirm a cancellation; their sum is 1 second."""
-CANCELS_PER_YIELD: Final = 50
+CANCELS_PER_YIELD = 50
 """Calls ended before the event loop serves other work (it yields, it waits for nothing). One takes about 50 µs."""
 
 Abort = Callable[[Sequence[str]], Awaitable[bool]]

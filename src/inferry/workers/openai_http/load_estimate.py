@@ -2,24 +2,23 @@
 
 import math
 from collections import deque
-from typing import Final
 
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, EngineCounts, Load
 from inferry.workers.openai_http.metrics_parser import MetricsSnapshot
 from inferry.workers.openai_http.settings import EngineSteps
 
-FOREIGN_LOAD_SNAPSHOTS: Final = 4
+FOREIGN_LOAD_SNAPSHOTS = 4
 """Load counts as foreign after this many readings in a row: own calls that begin or end around one reading do not show
 in the next."""
-TOLERATED_CALLS: Final = 2
-TOLERATED_SHARE: Final = 0.05
-STALE_S: Final = 3.0
+TOLERATED_CALLS = 2
+TOLERATED_SHARE = 0.05
+STALE_S = 3.0
 """Older readings are ignored."""
-SATURATED_SNAPSHOTS: Final = 6
+SATURATED_SNAPSHOTS = 6
 """Readings in a row with waiting calls, free cache and a constant number of running sequences that show the engine's
 limit. A changing number shows nothing: calls also wait for their prefill."""
-SPARE_KV_SHARE: Final = 0.9
+SPARE_KV_SHARE = 0.9
 
 
 class LoadEstimate:

@@ -6,7 +6,7 @@ its own job. All methods run on the worker's event loop.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from inferry.domain.errors import ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob
@@ -18,7 +18,7 @@ from inferry.workers.openai_http.non_streaming_calls import NonStreamingCall
 from inferry.workers.openai_http.pooled_bodies import combined_job, is_one_to_many, read_results, split_tokens
 from inferry.workers.plan_completion import PlanCompletion
 
-MAX_RESULT_BYTES: Final = 262_144
+MAX_RESULT_BYTES = 262_144
 """Limit of a result in a response: a vector of 12,000 numbers in decimal."""
 
 

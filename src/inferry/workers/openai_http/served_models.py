@@ -1,7 +1,6 @@
 """The models and LoRA adapters of a server, from its configuration and its list."""
 
 from collections.abc import Mapping
-from typing import Final
 
 from inferry.domain.ports import ModelCard
 from inferry.domain.routes import Task
@@ -9,7 +8,7 @@ from inferry.workers.openai_http.capability_probe import ServedModel
 from inferry.workers.openai_http.profiles import Profile
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 
-_UNLISTED: Final = ServedModel(id="")
+_UNLISTED = ServedModel(id="")
 
 
 def model_parents(settings: HttpWorkerSettings, listed: Mapping[str, ServedModel]) -> dict[str, str | None]:

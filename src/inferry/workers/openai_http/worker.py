@@ -7,7 +7,7 @@ ends. A cancelled job ends at once; whether the engine has freed it is confirmed
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from inferry.domain.clock import Clock
 from inferry.domain.errors import NOT_OWNER, GatewayError, NoWorker, WorkerLost, WorkerUnreachable
@@ -43,7 +43,7 @@ from inferry.workers.openai_http.upstream_errors import upstream_error
 from inferry.workers.openai_http.upstream_keys import UpstreamKeys
 from inferry.workers.plan_completion import PlanCompletion
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class OpenAIHttpWorker:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from inferry.cluster import handshake
 from inferry.cluster.frames import (
@@ -37,10 +37,10 @@ from inferry.workers.plan_completion import PlanCompletion
 from inferry.workers.remote.open_jobs import OpenJobs
 from inferry.workers.remote.resume_tracker import AssemblerFor
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-FIRST_RETRY_S: Final = 0.05
-MAX_RETRY_S: Final = 0.5
+FIRST_RETRY_S = 0.05
+MAX_RETRY_S = 0.5
 
 
 class OwnerAddress(NamedTuple):

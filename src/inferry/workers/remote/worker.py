@@ -5,7 +5,6 @@ isolation and precision of the owner's workers, because these decide which jobs 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from inferry.cluster.frames import ServedModels
 from inferry.domain.clock import Clock
@@ -17,9 +16,9 @@ from inferry.domain.workers import Capacity, Phase, WorkerView
 from inferry.workers.plan_completion import PlanCompletion
 from inferry.workers.remote.owner_link import OwnerLink
 
-_PROBE_PLAN: Final = 0
+_PROBE_PLAN = 0
 """Number of a plan that only asks whether the worker generates. The owner probes its own workers."""
-_UNLIMITED: Final = Capacity()
+_UNLIMITED = Capacity()
 
 
 class RemoteWorker:
