@@ -14,8 +14,10 @@ from support.redis_server import RedisServer
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 
-# A shell that starts us in the background has us ignore interrupts, and what tests start would inherit that.
+# A shell that starts us in the background has us ignore interrupts, and nohup hang-ups. What tests start would inherit
+# that, and a gateway that is to ignore SIGHUP does not upgrade.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import_the_same_tree()
 
 # The same examples everywhere, and as long for each as the machine takes. What else is set by now stays as it is.
