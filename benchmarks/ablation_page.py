@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from math import exp
 from typing import Any
 
-from benchmarks.ablation_constants import NOT_PLAYED
+from benchmarks.ablation_constants import CONSTANTS, NOT_PLAYED
+from benchmarks.ablation_loads import LOADS
 from benchmarks.result_files import RESULTS
 from inferry.cli.checkout import ROOT
 
@@ -39,21 +41,47 @@ A constant that no workload notices may still matter on traffic that is not amon
 point of attainment or more: `mooncake` has 110 calls. Interactions are outside this measurement: two constants may
 each be removable only because the other is there.
 
-The table was measured before [decision 20](../adr/0020-fewer-constants-in-capacity-control.md) and lists the constants
-that it removed. Those that are new with it are measured in [diet.json](../../benchmarks/results/diet.json).
+Constants that an earlier ablation found to decide nothing were removed
+([decision 20](../adr/0020-fewer-constants-in-capacity-control.md)); those that stay without an effect are guarantees,
+or are needed on traffic that the simulator does not have. Where the code has another value by now, brackets say so.
+Every number among the constants of `inferry.scheduling` is here: measured, to be measured, or not played for a reason.
 """
 
 
 def page(result: Mapping[str, Any]) -> str:
     """The page, from what `ablation.measure` returned."""
     seeds, floors = result["seeds"], result["floors"]
-    parts = [_ABOUT.format(choose=len(seeds["choose"]), check=len(seeds["check"]), **floors), _loads(result["loads"])]
+    parts = [_ABOUT.format(choose=len(seeds["choose"]), check=len(seeds["check"]), **floors)]
+    parts += [*_measured_later(result["constants"]), _loads(result["loads"])]
     for verdict, words in VERDICTS.items():
         rows = [(key, one) for key, one in result["constants"].items() if one["verdict"] == verdict]
         if rows:
             parts.append(_section(verdict, words, rows))
+    if missing := [key for key in CONSTANTS if key not in result["constants"]]:
+        parts.append(_not_measured(missing))
     parts.append(_not_played())
     return "\n".join(parts)
+
+
+def _measured_later(constants: Mapping[str, Any]) -> list[str]:
+    """How the rows were measured that were added to the file."""
+    measured = {json.dumps(one["measured"]): one["measured"] for one in constants.values() if "measured" in one}
+    return [
+        f"Rows with an asterisk were measured at commit {one['commit']},\n"
+        f"with {_seeds(one['seeds']['choose'])} for choosing and {len(one['seeds']['check'])} for checking,\n"
+        f"on {_all_or_some(one['loads'])}.\n"
+        for one in measured.values()
+    ]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+
+
+def _all_or_some(loads: Sequence[str]) -> str:
+    if len(loads) == len(LOADS):
+        return "all workloads"
+    return ", ".join(f"`{name}`" for name in loads) + " alone; other workloads may notice what these do not"
 
 
 def _loads(loads: Mapping[str, Any]) -> str:
@@ -87,8 +115,19 @@ def _section(verdict: str, words: str, rows: Sequence[tuple[str, Mapping[str, An
         "| --- | --- | --- | --- |",
     ]
     for key, one in rows:
-        lines.append(f"| `{key}` | {_value(one['value'])} | {one['meaning']} | {_evidence(one)} |")
+        value = _value(one["value"]) + _changed(key, one["value"])
+        mark = r" \*" if "measured" in one else ""
+        lines.append(f"| `{key}`{mark} | {value} | {one['meaning']} | {_evidence(one)} |")
     return "\n".join([*lines, ""])
+
+
+def _changed(key: str, measured: Any) -> str:
+    """What the code has instead of the measured value; empty where that is the same."""
+    constant = CONSTANTS.get(key)
+    if constant is None:
+        return " (removed)"
+    now = _value(getattr(import_module(constant.module), constant.name))
+    return "" if now == _value(measured) else f" (now {now})"
 
 
 def _evidence(one: Mapping[str, Any]) -> str:
@@ -134,12 +173,28 @@ def _not_played() -> str:
     lines = [
         "## Not played",
         "",
-        "Constants that the workloads cannot reach.",
+        "Constants that the workloads cannot reach, and those that are no tuning.",
         "",
         "| constants | why |",
         "| --- | --- |",
     ]
-    return "\n".join([*lines, *(f"| `{names}` | {why} |" for names, why in NOT_PLAYED.items()), ""])
+    rows = [f"| {', '.join(f'`{name}`' for name in names)} | {why} |" for why, names in NOT_PLAYED.items()]
+    return "\n".join([*lines, *rows, ""])
+
+
+def _not_measured(keys: Sequence[str]) -> str:
+    lines = [
+        "## Not measured yet",
+        "",
+        "Constants that the next measurement plays.",
+        "",
+        "| constant | value | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for key in keys:
+        one = CONSTANTS[key]
+        lines.append(f"| `{key}` | {_value(getattr(import_module(one.module), one.name))} | {one.meaning} |")
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How many targets any schedule could meet on recorded traffic, beside what the gateway meets: P0 first, then P1.
+"""How many targets of recorded traffic and Harbor any schedule could meet, beside what the gateway meets: P0, then P1.
 
 A schedule that knows all arrivals in advance chooses which calls get their first token in time. The engine is one
 machine, and a call needs the time of its own prompt on it:
@@ -13,29 +13,37 @@ without which the others are done soonest (Kise, Ibaraki and Mine, 1978). For P0
 schedule. P1 is given the time that this set of P0 leaves, each call of P0 served as soon as possible. That is a
 reference rather than a bound: another set of P0 calls of the same size, or one served later, might leave more.
 
-The gateway is played as in `never_worse`, and again with output lengths that are known exactly.
+When a later step of a run arrives depends on the schedule, which the bound must not. So the steps of Harbor's runs are
+calls of their own, at the times at which they would come from an idle engine.
+
+The gateway is played with output lengths as it predicts them, learning from the calls that have ended, and again with
+true lengths. That splits the loss, in parts of the bound: `prediction` is what true lengths attain more, `rest` what
+they do not attain either. `capped`: true lengths up to 256 tokens, as in `never_worse`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmarks.never_worse import CANCELLED, LOADS, SLO, Rows, cancel_some, play, trace_at
+from benchmarks.never_worse import CANCELLED, LOADS, SLO, Rows, cancel_some, harbor_at, play, trace_at
 from benchmarks.trace_files import AZURE, MOONCAKE
 from inferry.cli.simulate_setup import Arm, direct_arms, drop_oversized, gateway_arm, simulated_workers
-from inferry.domain.jobs import Estimate, Footprint
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.values import replace
-from inferry.sim.calls import Call, Run
-from inferry.sim.controlled_gateway import ControlledFrontend, PrefixAwareEstimator
+from inferry.sim.calls import Run
 from inferry.sim.costs import EngineModel, load_model
+from inferry.sim.gateway import GatewayFrontend
+from inferry.sim.length_predictor import LengthSource
 from inferry.sim.prompts import block_hashes, length
 from inferry.sim.report import attains
+from inferry.sim.simulation import Frontend
 
 SEEDS = range(1, 11)
 LIVE = (Lane.P0, Lane.P1)
 GOALS = {0.5: 0.97, 0.9: 0.97, 1.3: 0.90}
+SOURCES: tuple[LengthSource, ...] = ("predicted", "true", "capped")
 TRACES = {"azure": (AZURE, 240.0), "mooncake": (MOONCAKE, 60.0)}
 
 
@@ -49,25 +57,43 @@ class Prompt(NamedTuple):
 
 def measure(seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
     model = load_model()
-    arms = {
-        "gateway": gateway_arm("gateway", DEFAULT_LANES, simulated_workers(None, model)),
-        "true_lengths": Arm("true lengths", (model.flags,), exact_frontend),
-        "direct": direct_arms(model, 1)[1],
-    }
     result: dict[str, Any] = {"seeds": list(seeds), "cancelled": CANCELLED, "workloads": {}}
     for load in LOADS:
-        for name, (trace, seconds) in TRACES.items():
-            row = one_workload(arms, model, seeds, partial(trace_at, trace, seconds, load, model))
-            for lane in row.values():
-                lane["goal"] = GOALS[load]
+        workloads = {
+            name: partial(trace_at, trace, seconds, load, model) for name, (trace, seconds) in TRACES.items()
+        } | {"harbor": partial(harbor_calls, load, model)}
+        for name, runs_of in workloads.items():
+            row = one_workload(model, seeds, runs_of)
+            for lane in LIVE:
+                row[lane.name]["goal"] = GOALS[load]
             result["workloads"][f"{name} {load}"] = row
             print(name, load, row, flush=True)
     return result
 
 
+def arms_of(model: EngineModel, made: list[Frontend]) -> dict[str, Arm]:
+    """The frontends of the gateway that predicts are added to `made` as they are made."""
+    workers = simulated_workers(None, model)
+    arms = {source: gateway_arm(source, DEFAULT_LANES, workers, output_source=source) for source in SOURCES}
+    predicting = arms["predicted"]
+
+    def frontend() -> Frontend:
+        made.append(predicting.frontend())
+        return made[-1]
+
+    return {
+        "gateway": replace(predicting, frontend=frontend),
+        "true_lengths": arms["true"],
+        "capped": arms["capped"],
+        "direct": direct_arms(model, 1)[1],
+    }
+
+
 def one_workload(
-    arms: dict[str, Arm], model: EngineModel, seeds: Sequence[int], runs_of: Callable[[int], list[Run]]
+    model: EngineModel, seeds: Sequence[int], runs_of: Callable[[int], list[Run]]
 ) -> dict[str, dict[str, Any]]:
+    made: list[Frontend] = []
+    arms = arms_of(model, made)
     planned = dict.fromkeys(LIVE, 0)
     most = dict.fromkeys(LIVE, 0)
     attained = {arm: dict.fromkeys(LIVE, 0) for arm in arms}
@@ -79,26 +105,50 @@ def one_workload(
         for name, arm in arms.items():
             for lane, count in _attained(play(arm, model, runs, seed)[0], runs).items():
                 attained[name][lane] += count
-    return {
+    rows = {
         lane.name: {
             "calls": planned[lane],
             "bound": round(most[lane] / planned[lane], 4),
             **{name: round(counts[lane] / planned[lane], 4) for name, counts in attained.items()},
-            "of_bound": round(attained["gateway"][lane] / most[lane], 4),
-            "of_bound_true_lengths": round(attained["true_lengths"][lane] / most[lane], 4),
+            **split_loss(most[lane], attained["gateway"][lane], attained["true_lengths"][lane]),
         }
         for lane in LIVE
     }
+    return {**rows, "predictions": _accuracy(made)}
 
 
-def exact_frontend() -> ControlledFrontend:
-    """The gateway with output lengths as they will be."""
-    estimate = PrefixAwareEstimator()
+def split_loss(most: int, predicted: int, true: int) -> dict[str, Any]:
+    """The parts of the bound that are attained, and what the rest of it is lost to."""
+    return {
+        "of_bound": round(predicted / most, 4),
+        "of_bound_true_lengths": round(true / most, 4),
+        "loss": {"prediction": round((true - predicted) / most, 4), "rest": round((most - true) / most, 4)},
+    }
 
-    def exact(call: Call) -> Footprint:
-        return replace(estimate(call), output=Estimate.exactly(call.step.output))
 
-    return ControlledFrontend(DEFAULT_LANES, estimate=exact)
+def _accuracy(made: Sequence[Frontend]) -> dict[str, float]:
+    """Of the gateways that predict, when they had served everything: the mean of their own figures."""
+    found = [one.predictor.accuracy for one in made if isinstance(one, GatewayFrontend) and one.predictor is not None]
+    return {
+        "mean_abs_log_error": round(fmean(one.mean_abs_log_error for one in found), 3),
+        "within_p10_to_p90": round(fmean(one.coverage for one in found), 3),
+    }
+
+
+def harbor_calls(load: float, model: EngineModel, seed: int) -> list[Run]:
+    return list(single_calls(harbor_at(load, model, seed), model))
+
+
+def single_calls(runs: Sequence[Run], model: EngineModel) -> Iterator[Run]:
+    """Every step as a run of its own, at the time at which it would come from an idle engine."""
+    for run in runs:
+        at, cached = run.at, 0
+        for number, step in enumerate(run.steps):
+            yield replace(run, run_id=f"{run.run_id}/{number}", at=at, steps=(step,), cancel_after_s=None)
+            tokens = length(step.prompt)
+            prefill_s = model.costs.prefill_s(tokens - cached, (tokens - cached) * (tokens + cached) / 2)
+            at += prefill_s + step.output * model.costs.decode_s(1, tokens) + step.tool_s
+            cached = tokens
 
 
 def _attained(rows: Rows, runs: Sequence[Run]) -> dict[Lane, int]:

@@ -48,6 +48,8 @@ TENANTS = 10
 CLIENTS = 64
 CONCURRENCY = 128
 PROGRESS_S = 5.0
+TIMEOUT_S = 60.0
+"""For an answer of Redis: on a busy machine nothing is to be delivered twice."""
 BODY = b'{"model":"m","messages":[{"role":"user","content":"%s"}],"max_tokens":16}' % (b"word " * 40)
 ANSWER = CallAnswer(status=200, body=b'{"choices":[{"message":{"content":"%s"}}]}' % (b"word " * 16), request_id="r")
 
@@ -69,7 +71,8 @@ def measure(jobs: int | None = None) -> dict[str, Any]:
 
 
 async def _measure(number: int, url: str, redis_pid: int, ledger: str) -> dict[str, Any]:
-    database, executor, queue, clock = LedgerDatabase(ledger), StoreExecutor(), RedisWorkQueue(url), SystemClock()
+    database, executor, clock = LedgerDatabase(ledger), StoreExecutor(), SystemClock()
+    queue = RedisWorkQueue(url, timeout_s=TIMEOUT_S)
     store, engine = AsyncJobStore(database), TrivialEngine()
     dead_letters = DeadLetters(Documents(DocumentStore(database), executor, clock))
     work = DatabaseWork(
@@ -90,6 +93,7 @@ async def _measure(number: int, url: str, redis_pid: int, ledger: str) -> dict[s
     with redis.Redis.from_url(url) as client:
         empty_bytes = _used(client)
         accepting = await _timed(redis_pid, _accept(number, jobs, int(os.environ.get("DURABLE_CLIENTS", CLIENTS))))
+        await queued.close()  # what was created is queued
         sweep = await _timed(redis_pid, queued.sweep())
         queued_bytes = _used(client)
         running = await _timed(redis_pid, _run(number, runner, work))
@@ -113,7 +117,6 @@ async def _measure(number: int, url: str, redis_pid: int, ledger: str) -> dict[s
             "database_bytes_per_job": _file_bytes(ledger, number),
             "deliveries": dict(runner.deliveries),
         }
-    await queued.close()
     await queue.close()
     await executor.close()
     database.close()

@@ -234,6 +234,7 @@ def _job(job_id: str, prompt: list[int], tokens: int, lane: Lane) -> InferenceJo
         run_id="bench",
         step_id=job_id,
         lane=lane,
+        is_batch=lane is Lane.P2,
         route=route,
         batch_key=BatchKey(route),
         footprint=Footprint(*map(Estimate.exactly, (len(prompt), 0, tokens))),
@@ -246,7 +247,7 @@ def _job(job_id: str, prompt: list[int], tokens: int, lane: Lane) -> InferenceJo
 
 
 def _request(key: int, prompt: list[int], tokens: int, lane: Lane) -> Request:
-    return Request(key, prompt, _greedy(tokens), lane)
+    return Request(key, prompt, _greedy(tokens), lane, is_batch=lane is Lane.P2)
 
 
 def _greedy(tokens: int) -> Sampling:

@@ -120,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
         _print_costs([*found, *(one for earlier in before.values() for one in earlier)])
     if "--simulator" in arguments:
         _print_simulator(sorted({one.seed for one in found}))
-    print("\n".join(mismatches) if mismatches else "all as the yardstick printed it")
+    print("\n".join(mismatches) if mismatches else "all as the load generator printed it")
     if "--plots" in arguments:
         from benchmarks.harbor_plots import draw
 
@@ -154,7 +154,7 @@ def _print_simulator(seeds: Sequence[int]) -> None:
             ("knows what is cached", ControlledFrontend(DEFAULT_LANES)),
             ("meets prompts", PromptMemoryFrontend()),
         ):
-            print(f"twin, {what}: {simulate_seed(seed, frontend)}")
+            print(f"simulator, {what}: {simulate_seed(seed, frontend)}")
 
 
 def _mismatches(rows: Sequence[dict[str, Any]], stored: Sequence[dict[str, Any]]) -> list[str]:

@@ -84,7 +84,7 @@ def simulate_seed(seed: int, frontend: ControlledFrontend, model: EngineModel | 
     engine = model or load_model()
     simulation = Simulation(frontend, engine.costs, replace(engine.flags, policy="priority"))
     simulation.play(harbor(seed))
-    result = report(simulation, "twin")
+    result = report(simulation, "simulator")
     computed: Counter[Lane] = Counter()
     for row in simulation.rows:
         if row.ttft_s is not None:

@@ -86,7 +86,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     kv_tokens: int = 131_072
     block_tokens: int = 32
     decode_wait_ms: int = 500
-    vocabulary: int = 4_096
+    vocabulary: int = 3_072
 
 
 class Latencies(Struct):

@@ -6,7 +6,7 @@ than twice that while the other lanes gain more attained calls than it loses. Th
 0.9 and 1.3 of what the engine can serve: the arrival rate is scaled so that the time the engine needs for all calls at
 once is that part of the time in which they arrive. Coding agents are sessions, whose load is their number.
 
-The constants of `scheduling/release.py` were chosen with seeds 1 to 3 and checked with the others.
+The constants of `scheduling/hold_bound.py` were chosen with seeds 1 to 3 and checked with the others.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,11 @@ A backend that answers at once, the proxy and the client run in three processes.
 and through the proxy in turn, so that the machine affects both alike. Calls are chat completions of 4 kB with a key,
 answered whole or streamed; for a stream the time to its first byte counts too. Target: at most 0.2 ms at the median.
 
+`copied` goes through a process that copies bytes from one connection to another and does nothing else: what any proxy
+in Python on this machine adds. `over_copy` is the part of the added latency that is Inferry's own.
+
     python -m benchmarks.observe_overhead backend PORT
+    python -m benchmarks.observe_overhead copy PORT UPSTREAM_PORT
 """
 
 import asyncio
@@ -15,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,10 +44,11 @@ _USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":
 
 
 def measure(blocks: int = BLOCKS, calls: int = CALLS) -> dict[str, Any]:
-    backend, proxy = free_port(), free_port()
+    backend, proxy, copy = free_port(), free_port(), free_port()
     with (
         tempfile.TemporaryDirectory() as directory,
         run_process([sys.executable, "-m", "benchmarks.observe_overhead", "backend", str(backend)]),
+        run_process([sys.executable, "-m", "benchmarks.observe_overhead", "copy", str(copy), str(backend)]),
         run_process(
             [
                 *(sys.executable, "-m", "inferry", "observe", "--upstream", f"http://127.0.0.1:{backend}"),
@@ -50,15 +56,15 @@ def measure(blocks: int = BLOCKS, calls: int = CALLS) -> dict[str, Any]:
             ]
         ),
     ):
-        for port in (backend, proxy):
+        arms = {"direct": backend, "copied": copy, "observed": proxy}
+        for port in arms.values():
             _wait_for(port)
         result: dict[str, Any] = {"calls_per_arm": blocks * calls}
         for kind in ("whole", "streamed"):
-            found: dict[str, list[tuple[float, float]]] = {"direct": [], "observed": []}
+            found: dict[str, list[tuple[float, float]]] = {arm: [] for arm in arms}
             for block in range(blocks):
-                arms = [("direct", backend), ("observed", proxy)]
-                for arm, port in arms if block % 2 else reversed(arms):
-                    found[arm] += _calls(port, calls, is_stream=kind == "streamed")
+                for arm in list(arms) if block % 2 else reversed(arms):
+                    found[arm] += _calls(arms[arm], calls, is_stream=kind == "streamed")
             result[kind] = {
                 f"{name}_ms": {
                     arm: round(statistics.median(row[column] for row in rows) * 1000, 4) for arm, rows in found.items()
@@ -67,6 +73,7 @@ def measure(blocks: int = BLOCKS, calls: int = CALLS) -> dict[str, Any]:
             }
             for figures in result[kind].values():
                 figures["added"] = round(figures["observed"] - figures["direct"], 4)
+                figures["over_copy"] = round(figures["observed"] - figures["copied"], 4)
     added = max(result[kind][name]["added"] for kind in ("whole", "streamed") for name in ("first_byte_ms", "total_ms"))
     result["targets"] = {"added_ms_p50": {"is": added, "wanted": "<= 0.2"}}
     print(json.dumps(result, indent=2), flush=True)
@@ -135,10 +142,44 @@ class Backend(asyncio.Protocol):
         self._transport.write(data)
 
 
-async def _serve(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(Backend, "127.0.0.1", port)
+class Copy(asyncio.Protocol):
+    """One end of a connection. What arrives is written to the other end."""
+
+    def __init__(self, other: "Copy | None" = None, upstream_port: int = 0) -> None:
+        self._other = other
+        self._upstream_port = upstream_port
+        self._early: list[bytes] = []
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if self._other is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        transport, other = await loop.create_connection(lambda: Copy(self), "127.0.0.1", self._upstream_port)
+        self._other = other
+        transport.writelines(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        if self._other is None or self._other.transport is None:
+            self._early.append(data)
+        else:
+            self._other.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._other is not None and self._other.transport is not None:
+            self._other.transport.close()
+
+
+async def _serve(make: Callable[[], asyncio.Protocol], port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", port)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[2])))
+    if sys.argv[1] == "copy":
+        uvloop.run(_serve(lambda: Copy(upstream_port=int(sys.argv[3])), int(sys.argv[2])))
+    else:
+        uvloop.run(_serve(Backend, int(sys.argv[2])))

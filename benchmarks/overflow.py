@@ -29,9 +29,8 @@ from inferry.domain.workers import Capacity, Phase, WorkerView
 from inferry.prediction.overflow_rule import OverflowRule
 from inferry.prediction.wait_model import deadline_refusal
 from inferry.sim.arrivals import poisson, uniform_lengths
-from inferry.sim.calls import Call, CallRow, Run
+from inferry.sim.calls import MODEL, Call, CallRow, Run
 from inferry.sim.costs import load_model
-from inferry.sim.gateway import MODEL
 from inferry.sim.simulation import Simulation
 
 SEEDS = tuple(range(1, 6))
@@ -121,7 +120,11 @@ class OverflowFrontend(PredictingFrontend):
     def _hosted_ended(self, now: float, argument: tuple[Call, Attempt]) -> None:
         call, attempt = argument
         usage = Usage(call.prompt, 0, call.step.output)
+        assert call.first_at is not None, "it was sent"
+        attempt.first_token_at, attempt.output_tokens = call.first_at, call.step.output
         attempt.ended(Done(call.job_id, FinishReason.STOP, usage), now)
+        self._rule.first_token(attempt, call.first_at)
+        self._rule.ended(attempt, now)
         assert self.router is not None
         self.router.settle(attempt)
         self._simulation.reject(call, now, "done")

@@ -4,11 +4,11 @@ The engine's capacity is known exactly (`slot_server`): slots over the service t
 client with its own two retries, in separate processes, and each call has a deadline. Two arms run side by side, each
 with its own engine, gateway and clients and the same schedule, so that the machine affects both alike:
 
-- `turns`: the default gateway. A refused call gets a retry slot and is served first when it comes back on time.
-- `bare`: without retry slots (`server.retry_slots: false`), and clients do not see the Retry-After of refusals.
+- `retry_slots`: the default gateway. A refused call gets a retry slot and is served first when it comes back on time.
+- `no_retry_slots`: without retry slots (`server.retry_slots: false`), and clients do not see a refusal's Retry-After.
 
 Targets: answers within their deadline at 0.95 of the capacity or more during the overload, five times fewer errors for
-clients than with bare 429s, unchanged TTFT attainment, and no admitted call lost.
+clients than with plain 429s, unchanged TTFT attainment, and no admitted call lost.
 """
 
 import json
@@ -42,7 +42,7 @@ MAX_QUEUED_S = {"P0": 2.0, "P1": 10.0, "P2": 60.0}
 """The deadline header of each attempt."""
 QUEUES = {"P0": 24, "P1": 40, "P2": 80}
 FIRST_TOKEN_S = {"P0": 0.5, "P1": 2.0}
-ARMS: dict[str, dict[str, Any]] = {"turns": {}, "bare": {"retry_slots": False}}
+ARMS: dict[str, dict[str, Any]] = {"retry_slots": {}, "no_retry_slots": {"retry_slots": False}}
 ROUNDS = 2
 
 
@@ -53,20 +53,20 @@ def measure(rounds: int = ROUNDS) -> dict[str, Any]:
 def summarised(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     rounds = len(blocks)
     summary = {arm: {name: statistics.mean(block[arm][name] for block in blocks) for name in _SHOWN} for arm in ARMS}
-    bare, turns = summary["bare"]["errors"], summary["turns"]["errors"]
+    ours, without = summary["retry_slots"], summary["no_retry_slots"]
+    ratio = without["errors"] / max(ours["errors"], 1 / rounds)
+    lost = sum(block["retry_slots"]["accepted_and_lost"] for block in blocks)
     result = {
         "capacity_per_s": CAPACITY,
         "pulse_of_capacity": sum(PULSE.values()),
         "targets": {
-            "goodput_in_pulse_of_capacity": {"is": round(summary["turns"]["goodput_in_pulse"], 3), "wanted": ">= 0.95"},
-            "errors_of_bare_over_ours": {"is": round(bare / max(turns, 1 / rounds), 1), "wanted": ">= 5"},
+            "goodput_in_pulse_of_capacity": {"is": round(ours["goodput_in_pulse"], 3), "wanted": ">= 0.95"},
+            "errors_without_over_with_retry_slots": {"is": round(ratio, 1), "wanted": ">= 5"},
             "live_attainment_in_pulse_less_before": {
-                "is": round(
-                    summary["turns"]["live_attainment_in_pulse"] - summary["turns"]["live_attainment_before"], 3
-                ),
+                "is": round(ours["live_attainment_in_pulse"] - ours["live_attainment_before"], 3),
                 "wanted": ">= -0.02",
             },
-            "accepted_and_lost": {"is": sum(block["turns"]["accepted_and_lost"] for block in blocks), "wanted": "0"},
+            "accepted_and_lost": {"is": lost, "wanted": "0"},
         },
         "summary": summary,
         "blocks": blocks,
@@ -154,7 +154,7 @@ def _callers(schedule: list[dict[str, Any]], ports: dict[str, int]) -> dict[str,
     clients = [sys.executable, "-m", "benchmarks.overload_clients"]
     processes = {
         arm: subprocess.Popen(
-            [*clients, f"http://127.0.0.1:{port}", *(["bare"] if arm == "bare" else [])],
+            [*clients, f"http://127.0.0.1:{port}", *(["hide_retry_after"] if arm == "no_retry_slots" else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -5,8 +5,8 @@ call: lane, due time, first token, end, error if there was one, attempts.
 
     python -m benchmarks.overload_clients URL < SCHEDULE > FOUND
 
-The schedule has its start in Unix time; a first line of output asks for it. With `bare` as the last argument the client
-does not see the Retry-After of a refusal.
+The schedule has its start in Unix time; a first line of output asks for it. With `hide_retry_after` as the last
+argument the client does not see the Retry-After of a refusal.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 HIDDEN_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 
 
-async def main(url: str, bare: bool) -> None:
+async def main(url: str, hides_retry_after: bool) -> None:
     print("ready", flush=True)
     schedule = json.load(sys.stdin)
     refusals: dict[str, int] = {}
@@ -32,7 +32,7 @@ async def main(url: str, bare: bool) -> None:
         if response.status_code >= 400:
             code = response.headers.get("x-inferry-drop-reason", str(response.status_code))
             refusals[code] = refusals.get(code, 0) + 1
-            for name in HIDDEN_HEADERS if bare else ():
+            for name in HIDDEN_HEADERS if hides_retry_after else ():
                 response.headers.pop(name, None)
 
     http = DefaultAsyncHttpxClient(event_hooks={"response": [count_refusals]})
@@ -74,4 +74,4 @@ async def _call(api: AsyncOpenAI, one: dict[str, Any], begin: float) -> dict[str
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(sys.argv[1], sys.argv[2:] == ["bare"]))
+        runner.run(main(sys.argv[1], sys.argv[2:] == ["hide_retry_after"]))

@@ -1,11 +1,12 @@
-"""What the gateway costs per call: with every feature on, beside a bare pass-through and other gateways, in one run.
+"""What the gateway costs per call, beside a bare pass-through and other gateways, in one run.
 
 All stand in front of the same instant backend (`benchmarks.tools`) and get the same closed-loop load, in alternating
 rounds. The gateway under test has one core; backend and load generator share the other. The work differs: ours streams
 every call upstream, also where the client wants a whole answer, and the backend then sends eighteen events instead of
-one body. Other gateways take part where they are installed (`benchmarks.peers`). Ours also runs as plain Python, and
-compiled as it was in the commit that BEFORE names, with the configuration keys of that commit. The pass-through is
-plain Python. Needs a C compiler and py-spy. `benchmarks.before_after` compares two compiled trees without the others.
+one body. Other gateways take part where they are installed (`benchmarks.peers`). Ours also runs with a key and every
+limit, with traces, alerts, a price per GPU-hour and a viewer of the dashboard besides, as plain Python, and compiled as
+it was in the commit that BEFORE names, with the configuration keys of that commit. The pass-through is plain Python.
+Needs a C compiler and py-spy. `benchmarks.before_after` compares two compiled trees without the others.
 """
 
 import collections
@@ -46,6 +47,7 @@ TOO_SLOW_FOR_STREAMS = ("litellm",)
 """Gateways that pass on fewer events per second than these streams have in 20 ms."""
 
 WITH_LIMITS = "inferry, key and every limit"
+WITH_EVERYTHING = "inferry, everything on"
 PLAIN = "inferry, plain Python"
 BEFORE = "inferry, commit before"
 TENANT = "acme"
@@ -58,6 +60,15 @@ LIMITS = {
     "month_money_ceiling": 1e9,
 }
 """All are checked for every call; none is ever reached."""
+ADMIN_KEY = "the-admin-key-of-this-benchmark"
+VIEWER = """
+import sys, urllib.request
+url, key = sys.argv[1:]
+headers = {"authorization": f"Bearer {key}", "accept": "text/event-stream"}
+for line in urllib.request.urlopen(urllib.request.Request(url, headers=headers)):
+    pass
+"""
+"""A program that reads the dashboard's stream, which has an event every second."""
 
 CALL = {
     "model": "m",
@@ -204,9 +215,35 @@ def config_for_backend(port: int) -> dict[str, Any]:
 @contextmanager
 def run_limited(name: str, config: dict[str, Any], package: Path | None = None) -> Iterator[Arm]:
     """The gateway with a key, a run id and every limit on each call."""
-    limited = config | {"tenants": {TENANT: LIMITS}, "prices": {"*": {"input": 1.0, "output": 3.0}}}
+    limited = {"tenants": {TENANT: LIMITS}, "prices": {"*": {"input": 1.0, "output": 3.0}}} | config
     with run_gateway_with_key(limited, TENANT, core=GATEWAY_CORE, package=package) as (port, process, key):
         yield Arm(name, port, process, (f"authorization: Bearer {key}", "x-inferry-run-id: ticket-17"))
+
+
+def config_with_everything(config: dict[str, Any], backend: int) -> dict[str, Any]:
+    """What an operator may add besides limits: traces of all calls, alerts, a price per GPU-hour, the dashboard."""
+    # The backend receives spans and alerts too, since it answers every completion with 200.
+    receiver = f"http://127.0.0.1:{backend}/v1/completions"
+    webhook = {"url": receiver, "secret": f"whsec_{'A' * 32}", "allow_http": True, "allowed_networks": ["127.0.0.0/8"]}
+    return config | {
+        "tracing": {"endpoint": receiver},
+        "alerts": {"webhook": webhook},
+        "prices": {"*": {"gpu_hour": 2.0}},
+        "server": {"admin_key": ADMIN_KEY},
+    }
+
+
+@contextmanager
+def run_with_everything(
+    config: dict[str, Any], backend: int, name: str = WITH_EVERYTHING, package: Path | None = None
+) -> Iterator[Arm]:
+    """The gateway with a key, every limit, and everything else; the dashboard has a viewer."""
+    with run_limited(name, config_with_everything(config, backend), package) as arm:
+        stream = f"http://127.0.0.1:{arm.port}/admin/overview/stream"
+        with run_process([sys.executable, "-c", VIEWER, stream, ADMIN_KEY], core=LOAD_CORE, quiet=True) as viewer:
+            yield arm
+            if viewer.poll() is not None:
+                raise RuntimeError("the viewer of the dashboard ended before the measurement")
 
 
 @contextmanager
@@ -230,6 +267,7 @@ def _arms(tools: Tools, itl_us: int, peers: list[str]) -> Iterator[list[Arm]]:
             served = run_gateway(config, core=GATEWAY_CORE, package=build_package_at(commit, tree))
             arms.append(Arm(BEFORE, *stack.enter_context(served)))
         arms.append(stack.enter_context(run_limited(WITH_LIMITS, config)))
+        arms.append(stack.enter_context(run_with_everything(config, backend)))
         for peer in peers:
             arms.append(Arm(peer, *stack.enter_context(start_peer(peer, backend, tools.directory, core=GATEWAY_CORE))))
         yield arms

@@ -17,7 +17,8 @@ Wanted: the pipeline has at least twice the throughput of `by_item`. `is_twice_b
 has. Before the embedded engine on two CPU cores it has not, with 16 and with 48 passages and with either model, because
 the engine is busy in all arms. The modelled `server` was added for that reason, after those runs. It computes nothing.
 Passages and answers are compared with those of the stages called by hand. Arms alternate in every round. Clients,
-gateway and engine share the machine's cores, so that ratios count.
+gateway and engine share the machine's cores, so that ratios count. CPU time of the gateway's process and of the
+clients', by question, depends less on what else the machine does. With an embedded engine it contains the engine's.
 
 `cancel`: a pipeline of the bundled model that is in a long stage is cancelled with its run. Measured: the time until
 the engine has confirmed that it has freed all of it, and the time until the client has its answer. Required: 250 ms for
@@ -41,7 +42,7 @@ from zlib import crc32
 from aiohttp import web
 from safetensors.torch import load_file, save_file
 
-from benchmarks.serving import free_port, run_gateway, run_process
+from benchmarks.serving import cpu_seconds, free_port, run_gateway, run_process
 from inferry.domain.pooling import decode_vector, encode_vector
 from inferry.engine.bundled import BUNDLED_DIRECTORY
 
@@ -182,7 +183,7 @@ ARMS: dict[str, Ask] = {
 }
 
 
-async def _round(port: int, arm: str, round_number: int) -> dict[str, float]:
+async def _round(port: int, gateway: int, arm: str, round_number: int) -> dict[str, float]:
     connections = [await Connection.open(port) for _ in range(CLIENTS)]
     ask, durations = ARMS[arm], []
 
@@ -193,15 +194,18 @@ async def _round(port: int, arm: str, round_number: int) -> dict[str, float]:
             await ask(connection, question, passages)
             durations.append(time.perf_counter() - began)
 
-    began = time.perf_counter()
+    began, of_gateway, of_clients = time.perf_counter(), cpu_seconds(gateway), time.process_time()
     await asyncio.gather(*(client(number, one) for number, one in enumerate(connections)))
     took = time.perf_counter() - began
+    of_gateway, of_clients = cpu_seconds(gateway) - of_gateway, time.process_time() - of_clients
     for connection in connections:
         connection.close()
     return {
         "pipelines_per_s": CLIENTS * QUESTIONS / took,
         "p50_ms": 1000 * statistics.median(durations),
         "p95_ms": 1000 * statistics.quantiles(durations, n=20)[-1],
+        "gateway_cpu_us": 1e6 * of_gateway / len(durations),
+        "client_cpu_us": 1e6 * of_clients / len(durations),
     }
 
 
@@ -245,12 +249,12 @@ async def _cancel(port: int, stage: str, number: int) -> tuple[float, float]:
     return 1000 * (confirmed - began), 1000 * (answered - began)
 
 
-async def _compare(port: int, arms: list[str], rounds: int) -> dict[str, Any]:
+async def _compare(port: int, gateway: int, arms: list[str], rounds: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
     equal = await _differences(port)
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
-            found[arm].append(await _round(port, arm, number))
+            found[arm].append(await _round(port, gateway, arm, number))
             print(arm, {key: round(value, 1) for key, value in found[arm][-1].items()}, flush=True)
     medians = {
         arm: {key: round(statistics.median(one[key] for one in rounds), 1) for key in rounds[0]}
@@ -258,7 +262,14 @@ async def _compare(port: int, arms: list[str], rounds: int) -> dict[str, Any]:
     }
     base = medians["pipeline"]["pipelines_per_s"]
     ratios = {arm: round(base / one["pipelines_per_s"], 2) for arm, one in medians.items() if arm != "pipeline"}
-    return {"equal_to_stages_by_hand": equal, "medians": medians, "pipeline_over": ratios, "rounds": found}
+    cpu = {arm: one["gateway_cpu_us"] + one["client_cpu_us"] for arm, one in medians.items()}
+    return {
+        "equal_to_stages_by_hand": equal,
+        "medians": medians,
+        "pipeline_over": ratios,
+        "cpu_of_pipeline_over": {arm: round(cpu["pipeline"] / one, 2) for arm, one in cpu.items() if arm != "pipeline"},
+        "rounds": found,
+    }
 
 
 async def _cancels(port: int) -> dict[str, dict[str, float]]:
@@ -316,8 +327,8 @@ def _before_server() -> dict[str, Any]:
     worker = {"kind": "vllm", "name": "up", "url": f"http://127.0.0.1:{port}", "tasks": ["embed", "generate"]}
     config = {**CONFIG, "workers": [{**worker, "capacity": "fixed", "max_sequences": 1024}]}
     model = [sys.executable, "-m", "benchmarks.pipeline", str(port)]
-    with run_process(model, quiet=True), run_gateway(config) as (own, _):
-        return asyncio.run(_compare(own, list(ARMS), ROUNDS))
+    with run_process(model, quiet=True), run_gateway(config) as (own, gateway):
+        return asyncio.run(_compare(own, gateway.pid, list(ARMS), ROUNDS))
 
 
 @contextmanager
@@ -336,9 +347,12 @@ def _one_layer() -> Iterator[str]:
 
 def measure() -> dict[str, Any]:
     server = _before_server()
-    with _one_layer() as directory, run_gateway({**CONFIG, "workers": [{**WORKER, "model": directory}]}) as (port, _):
-        small = asyncio.run(_compare(port, list(ARMS), ROUNDS))
-    with run_gateway({**CONFIG, "workers": [WORKER]}) as (port, _):
+    own = {**CONFIG, "workers": [WORKER]}
+    with _one_layer() as directory:
+        reduced = {**CONFIG, "workers": [{**WORKER, "model": directory}]}
+        with run_gateway(reduced) as (port, gateway):
+            small = asyncio.run(_compare(port, gateway.pid, list(ARMS), ROUNDS))
+    with run_gateway(own) as (port, _):
         cancels = asyncio.run(_cancels(port))
         equal = asyncio.run(_differences(port))
     found = [equal, *(one["equal_to_stages_by_hand"] for one in (server, small))]

@@ -1,24 +1,29 @@
 """3,000 attempts per second into the recorder beside 300 live calls per second, with SQLite and with PostgreSQL.
 
-Each database has one gateway with a mock worker. Pairs of periods alternate: the live calls alone, and the same calls
-while the recorder gets synthetic attempts too. Calls arrive at fixed times whatever the answers do. Afterwards the
-gateway stops, and the rows in the database are counted.
+Each database has one gateway with a mock worker. Periods alternate: the live calls alone, the same calls while the
+recorder gets synthetic attempts too (`beside`), and while the same attempts are thrown away instead (`discarded`): what
+`beside` has more than that is the recorder. Calls arrive at fixed times whatever the answers do. Afterwards the gateway
+stops, and the rows in the database are counted. Then PostgreSQL is stopped in the middle of both loads of a minute.
 
 Targets: no lost row, and a 99th percentile of the calls' latency within 10 % of that without the load, as the median
-over the pairs.
+over the pairs. While PostgreSQL is stopped no call fails, and no row is lost afterwards.
+
+Five pairs take eleven minutes. PERIOD_S sets the length of a period: with 60 they take 32.
 """
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from sqlalchemy import func, select
@@ -30,9 +35,14 @@ from inferry.ledger.stores.opening import connect
 
 ATTEMPTS_PER_S = 3000.0
 CALLS_PER_S = 300.0
-SECONDS = 60.0
+SECONDS = float(os.environ.get("PERIOD_S", "18"))
 PAIRS = 5
 WARM_UP_S = 3.0
+SETTLING_S = 1.0
+"""What is buffered is written before the next period."""
+STOPPED_S = 30.0
+ARMS = ("alone", "beside", "discarded")
+T = TypeVar("T")
 CALL = {"model": "m", "messages": [{"role": "user", "content": "a short question"}], "max_tokens": 8}
 
 
@@ -45,43 +55,96 @@ def measure(seconds: float = SECONDS, pairs: int = PAIRS) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as name:
         result["sqlite"] = _measured(f"sqlite:///{Path(name) / 'ledger.db'}", seconds, pairs)
-    with _postgres() as url:
-        result["postgresql"] = _measured(url, seconds, pairs)
+    with _postgres() as server:
+        result["postgresql"] = _measured(server.url, seconds, pairs)
+        result["postgresql_stopped"] = stopped = _stopped(server, 2 * STOPPED_S if seconds == SECONDS else seconds)
     for name in ("sqlite", "postgresql"):
         found = result[name]
         lost, rows, ratio = found["lost_rows"], found["expected_rows"], found["p99_ratio"]
         print(f"{name}: lost {lost} of {rows} rows; p99 beside the load over p99 alone: {ratio:.3f}", flush=True)
+        print(f"{name}: the same over p99 beside discarded attempts: {found['p99_ratio_to_discarded']:.3f}", flush=True)
+    lost, rows, failed = stopped["lost_rows"], stopped["expected_rows"], stopped["failed_calls"]
+    print(f"postgresql stopped for {STOPPED_S:.0f} s: lost {lost} of {rows} rows; {failed} failed calls", flush=True)
     return result
 
 
-@contextmanager
-def _postgres() -> Iterator[str]:
+class _Postgres:
     """A server with its default settings, so that a commit is on the disk."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self.start()
+
+    def start(self) -> None:
+        self.url = self._control("start", check=True).stdout.strip()
+
+    def stop(self, *, check: bool = True) -> None:
+        self._control("stop", "immediate", check=check)
+
+    def _control(self, verb: str, *options: str, check: bool) -> "subprocess.CompletedProcess[str]":
+        script = ROOT / "scripts" / "postgres.sh"
+        return subprocess.run([script, verb, self._directory, *options], stdout=subprocess.PIPE, text=True, check=check)
+
+
+@contextmanager
+def _postgres() -> Iterator[_Postgres]:
     directory = tempfile.mkdtemp(prefix="inferry-pg-", dir="/tmp")
-    script = ROOT / "scripts" / "postgres.sh"
     Path(directory).chmod(0o755)
-    started = subprocess.run([script, "start", directory], stdout=subprocess.PIPE, text=True, check=True)
+    server = _Postgres(directory)
     try:
-        yield started.stdout.strip()
+        yield server
     finally:
-        subprocess.run([script, "stop", directory, "immediate"], check=False)
+        server.stop(check=False)
         subprocess.run(["rm", "-rf", directory, f"{directory}.log"], check=False)
 
 
-def _measured(ledger: str, seconds: float, pairs: int) -> dict[str, Any]:
+def _served(ledger: str, play: Callable[[int, "subprocess.Popen[str]"], Coroutine[Any, Any, T]]) -> tuple[T, Any]:
+    """The result of `play` with a gateway on a port, and the recorder's counters after the gateway has stopped."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.recorder_gateway", str(port), ledger]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as gateway:
-        assert gateway.stdin is not None
         wait_for(f"http://127.0.0.1:{port}/ready", gateway)  # type: ignore[arg-type]
-        periods = asyncio.run(_periods(port, gateway, seconds, pairs))
+        found = asyncio.run(play(port, gateway))
         output, _ = gateway.communicate(timeout=300)
-    recorder = json.loads(output.splitlines()[-1])
+    return found, json.loads(output.splitlines()[-1])
+
+
+def _stopped(server: _Postgres, seconds: float) -> dict[str, Any]:
+    """Both loads for `seconds`, in the middle of which the server is stopped."""
+    before = _count_rows(server.url)
+    stopped_s = min(STOPPED_S, seconds / 2)
+
+    async def play(port: int, gateway: "subprocess.Popen[str]") -> dict[str, Any]:
+        async with _client(port) as http:
+            await _hand_over(gateway, "beside", seconds)
+            calls = asyncio.create_task(_calls(http, seconds))
+            await asyncio.sleep((seconds - stopped_s) / 2)
+            await asyncio.to_thread(server.stop)
+            await asyncio.sleep(stopped_s)
+            await asyncio.to_thread(server.start)
+            return await calls
+
+    period, recorder = _served(server.url, play)
+    expected = len(period["latencies_ms"]) + round(ATTEMPTS_PER_S * seconds)
+    return {
+        "stopped_s": stopped_s,
+        "expected_rows": expected,
+        "lost_rows": expected - (_count_rows(server.url) - before),
+        "recorder": recorder,
+        "failed_calls": period["failed"],
+        **_spread(period["latencies_ms"]),
+    }
+
+
+def _measured(ledger: str, seconds: float, pairs: int) -> dict[str, Any]:
+    periods, recorder = _served(ledger, partial(_periods, seconds=seconds, pairs=pairs))
     calls = sum(len(period["latencies_ms"]) for pair in periods for period in pair.values())
     expected = round(CALLS_PER_S * WARM_UP_S) + calls + round(ATTEMPTS_PER_S * seconds) * pairs
     rows = _count_rows(ledger)
     shown = [{arm: _spread(period["latencies_ms"]) for arm, period in pair.items()} for pair in periods]
-    ratios = [pair["beside"]["p99_ms"] / pair["alone"]["p99_ms"] for pair in shown]
+    ratios, to_discarded = (
+        [pair["beside"]["p99_ms"] / pair[arm]["p99_ms"] for pair in shown] for arm in ("alone", "discarded")
+    )
     return {
         "rows": rows,
         "expected_rows": expected,
@@ -90,26 +153,43 @@ def _measured(ledger: str, seconds: float, pairs: int) -> dict[str, Any]:
         "failed_calls": sum(period["failed"] for pair in periods for period in pair.values()),
         "p99_ratio": statistics.median(ratios),
         "p99_ratios": ratios,
+        "p99_ratio_to_discarded": statistics.median(to_discarded),
+        "p99_ratios_to_discarded": to_discarded,
         "pairs": shown,
     }
 
 
 async def _periods(port: int, gateway: "subprocess.Popen[str]", seconds: float, pairs: int) -> list[dict[str, Any]]:
     found = []
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=0)) as http:
+    async with _client(port) as http:
         await _calls(http, WARM_UP_S)
         for number in range(pairs):
             pair = {}
-            for arm in ("alone", "beside") if number % 2 == 0 else ("beside", "alone"):
-                if arm == "beside":
-                    assert gateway.stdin is not None
-                    gateway.stdin.write(f"{ATTEMPTS_PER_S} {seconds}\n")
-                    gateway.stdin.flush()
+            for arm in ARMS if number % 2 == 0 else reversed(ARMS):
+                if arm != "alone":
+                    await _hand_over(gateway, arm, seconds)
                 pair[arm] = await _calls(http, seconds)
-                await asyncio.sleep(2.0)  # what is buffered is written before the next period
+                await asyncio.sleep(SETTLING_S)
             found.append(pair)
             print({arm: _spread(period["latencies_ms"]) for arm, period in pair.items()}, flush=True)
     return found
+
+
+def _client(port: int) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=0))
+
+
+async def _hand_over(gateway: "subprocess.Popen[str]", arm: str, seconds: float) -> None:
+    """Begin to hand over attempts, once they are made."""
+    assert gateway.stdin is not None
+    assert gateway.stdout is not None
+    gateway.stdin.write(f"{arm} {ATTEMPTS_PER_S} {seconds}\n")
+    gateway.stdin.flush()
+    line = await asyncio.to_thread(gateway.stdout.readline)
+    if line != "ready\n":
+        raise RuntimeError(f"the gateway said {line!r}")
+    gateway.stdin.write("go\n")
+    gateway.stdin.flush()
 
 
 async def _calls(http: aiohttp.ClientSession, seconds: float) -> dict[str, Any]:

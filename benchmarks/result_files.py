@@ -15,13 +15,14 @@ RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("inferry", "aiohttp", "httptools", "msgspec", "torch", "transformers", "uvicorn", "uvloop")
 
 
-def save(name: str, result: dict[str, Any]) -> Path:
-    """Write a result with its command, commit and versions."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name.replace('_', '-')}.json"
+def save(name: str, result: dict[str, Any], *, command: str | None = None, folder: Path | None = None) -> Path:
+    """Write a result with its command, commit and versions, to `RESULTS` or to another folder."""
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name.replace('_', '-')}.json"
     record = {
         "bench": name,
-        "command": f"make bench BENCH={name}",
+        "command": command or f"make bench BENCH={name}",
         "commit": commit_of(ROOT) or "unknown",
         "compiled": is_compiled(),
         **circumstances(),

@@ -176,7 +176,7 @@ def _plain_loop() -> float:
 
 
 def _drain(workers: int, burst: int, running_per_worker: int = 0, all_features: bool = False) -> float:
-    """Offer, tick, first token, end: microseconds per job when every job finds room at once.
+    """Offer, tick, first token, end: microseconds per job when every job finds capacity at once.
 
     `running_per_worker` jobs run on every worker all the while, so that no worker is the obvious choice.
     """
@@ -246,7 +246,7 @@ def _with_backlog(backlog: int, workers: int, capacity: Capacity, many: bool) ->
 
 
 def _blocked(backlog: int) -> dict[str, float]:
-    """Microseconds of a tick that finds no room for anybody, after changes that might have made some."""
+    """Microseconds of a tick that finds no capacity for any job, after changes that might have freed some."""
     scheduler = _scheduler(4, Capacity(prefill_tokens=4_096))
     for n in range(4):
         scheduler.offer(_job(f"large-{n}", tokens=3_500, lane=Lane.P0), 0.0)

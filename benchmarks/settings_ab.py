@@ -173,11 +173,11 @@ def _figures(calls: list[tuple[RecordedCall, int | None]], version: int) -> dict
 
 def _errors(predicted: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """By figure: the predicted and the measured change, and how far the first is from the second, relatively. The
-    change of throughput is relative, as in the comparison of a trial; the others are differences."""
+    changes of throughput and cost are relative, as in the comparison of a trial; the others are differences."""
     found = {}
-    for name in ("attainment", "ttft_p50", "ttft_p95", "throughput"):
+    for name in ("attainment", "ttft_p50", "ttft_p95", "throughput", "cost"):
         expected, measured = predicted["new"][name] - predicted["current"][name], after[name] - before[name]
-        if name == "throughput":
+        if name in ("throughput", "cost"):
             expected, measured = expected / predicted["current"][name], measured / before[name]
         found[name] = {
             "predicted": expected,

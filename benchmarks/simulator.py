@@ -3,8 +3,8 @@
 The costs of the engine model were measured on one H200: every engine step was logged with its contents, and the CPU
 time of the server process was sampled beside it, on a grid of loads and on the Harbor workload. None of those runs is
 predicted here. The recorded runs use the simpler workload (`results/simple-harbor-h200.jsonl`, vLLM 0.26.0). One
-parameter was fitted to them: in how many turns the server process handles a request. Four rows were used for it (two
-and three turns explain them equally well, one and four worse; three was chosen). The other four rows are held out.
+parameter was fitted to them: in how many parts the server process handles a request. Four rows were used for it (two
+and three parts explain them equally well, one and four worse; three was chosen). The other four rows are held out.
 
 Each recorded client is part of its arm. Direct arms lose the calls whose connections were reset, as many per lane as in
 the recording. Capped arms start the clock of a batch job when the cap releases it. Paced arms retry. Near saturation
@@ -30,10 +30,11 @@ from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.sim.baselines import Capped, Direct, Paced
 from inferry.sim.calls import Call
-from inferry.sim.controlled_gateway import MAX_SEQUENCES, ControlledFrontend, PrefixAwareEstimator
+from inferry.sim.controlled_gateway import MAX_SEQUENCES, ControlledFrontend
 from inferry.sim.costs import MODELS, CostModel, EngineFlags, EngineModel, load_model
 from inferry.sim.gateway import GatewayFrontend
 from inferry.sim.harbor import harbor, simple_harbor
+from inferry.sim.prompt_memory import PrefixAwareEstimator
 from inferry.sim.report import Report, report
 from inferry.sim.rng import named_rng
 from inferry.sim.simulation import Frontend, HashMemo, Simulation

@@ -24,7 +24,7 @@ from benchmarks.serving import cpu_and_run_queue_seconds, cpu_seconds, resident_
 from benchmarks.stream_source import FLOOD_BYTES, FLOOD_PROMPT, ITL_S, SLOTS
 
 AT_ONCE = 100
-SHARING_KINDS = ("nobody", "reads_all", "hardly_reads")
+SHARING_KINDS = ("alone", "reads_all", "slow_reader")
 WINDOW_S = 2.0
 """Many short windows: the machine itself sometimes stops for tens of milliseconds."""
 FILL_S = 2.0
@@ -154,7 +154,7 @@ async def _opened(port: int, streams: int, samples: ItlSamples) -> list[Reader]:
 
 async def _window(samples: ItlSamples, port: int, kind: str, pid: int) -> dict[str, Any]:
     """Event intervals of the other streams during a flood of this kind."""
-    flood = None if kind == "nobody" else FloodReader(port, is_slow=kind == "hardly_reads")
+    flood = None if kind == "alone" else FloodReader(port, is_slow=kind == "slow_reader")
     reading = None if flood is None else asyncio.create_task(flood.read(FILL_S + WINDOW_S))
     await asyncio.sleep(FILL_S)
     ran, waited = cpu_and_run_queue_seconds(pid)

@@ -44,21 +44,21 @@ def measure() -> dict[str, Any]:
         through["rss_after"] = resident_bytes(gateway.pid)
         again = read(port, STREAMS, gateway.pid, blocks=0)
     grown = through["rss_open"] - through["rss_before"]
-    slow = _differences(through, "hardly_reads", "reads_all")
+    slow = _differences(through, "slow_reader", "reads_all")
     result = {
         "streams": STREAMS,
         "kB_per_stream": round(grown / STREAMS / 1000, 2),
         "rss_MB": {
             "before": _mb(through["rss_before"]),
             "all_open": _mb(through["rss_open"]),
-            "beside_slow_reader": [_mb(block["hardly_reads"]["rss"]) for block in through["blocks"]],
+            "beside_slow_reader": [_mb(block["slow_reader"]["rss"]) for block in through["blocks"]],
             "after": _mb(through["rss_after"]),
             "all_open_again": _mb(again["rss_open"]),
         },
-        "gaps_ms": {"gateway": _medians(through), "no_gateway": _medians(direct)},
+        "itl_ms": {"gateway": _medians(through), "no_gateway": _medians(direct)},
         "slow_reader_adds_ms": slow,
-        "flood_adds_ms": _differences(through, "reads_all", "nobody"),
-        "delays_nobody": {
+        "flood_adds_ms": _differences(through, "reads_all", "alone"),
+        "delays_no_other_stream": {
             "is": slow["p99"]["high"],
             "target": f"p99, upper end of the interval <= {MAX_DELAY_MS:g}",
             "met": slow["p99"]["high"] <= MAX_DELAY_MS,
@@ -68,7 +68,7 @@ def measure() -> dict[str, Any]:
         "direct": direct,
     }
     print(f"{STREAMS} streams: {result['kB_per_stream']} kB each, RSS {result['rss_MB']}", flush=True)
-    print(f"gaps in ms: {result['gaps_ms']}; {through['streams_lost']} streams lost", flush=True)
+    print(f"inter-token latencies in ms: {result['itl_ms']}; {through['streams_lost']} streams lost", flush=True)
     for name in ("slow_reader_adds_ms", "flood_adds_ms"):
         print(f"{name}: {_line(result[name])}", flush=True)
     return result

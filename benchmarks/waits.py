@@ -140,7 +140,7 @@ def costs() -> dict[str, float]:
     figures = {}
     for name, work in (
         ("predict_behind_20", lambda: model.predict(Lane.P1, 1000, 200, ahead, now)),
-        ("predict_behind_nobody", lambda: model.predict(Lane.P1, 1000, 200, NOTHING_AHEAD, now)),
+        ("predict_behind_empty_queue", lambda: model.predict(Lane.P1, 1000, 200, NOTHING_AHEAD, now)),
         ("all_for_a_job_behind_20_at_100_a_second", one_job),
         ("all_for_a_job_that_goes_at_once", at_once),
     ):

@@ -28,10 +28,10 @@ from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, Phase, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.calls import Call, CallRow, Run, Step
-from inferry.sim.controlled_gateway import PrefixAwareEstimator
 from inferry.sim.costs import load_model
 from inferry.sim.events import Events
 from inferry.sim.gateway import GatewayFrontend
+from inferry.sim.prompt_memory import PrefixAwareEstimator
 from inferry.sim.prompts import length
 from inferry.sim.rng import named_rng
 from inferry.sim.simulation import HashMemo, Simulation

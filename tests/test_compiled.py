@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -48,8 +49,10 @@ def test_every_package_is_hot_or_cold() -> None:
     assert not HOT_PACKAGES & COLD_PACKAGES
 
 
-def test_nothing_outside_hot_packages_is_compiled(build: ModuleType) -> None:
-    assert {Path(path).relative_to("src/inferry").parts[0] for path in build.modules()} == HOT_PACKAGES
+def test_of_other_packages_only_the_proxy_of_observe_is_compiled(build: ModuleType) -> None:
+    compiled = {Path(path).relative_to("src/inferry") for path in build.modules()}
+    assert {path for path in compiled if path.parts[0] not in HOT_PACKAGES} == {Path("cli/observe_proxy.py")}
+    assert {path.parts[0] for path in compiled} >= HOT_PACKAGES
 
 
 def test_the_scheduler_and_the_path_of_a_call_are_compiled(build: ModuleType) -> None:
@@ -94,6 +97,21 @@ def test_no_compiled_constant_is_a_final_tuple_of_floats(build: ModuleType) -> N
                 assert not isinstance(node.value, ast.Tuple) or not floats, f"{path}:{node.lineno}"
 
 
+def test_no_constant_that_a_test_replaces_is_final(build: ModuleType) -> None:
+    """Compiled code holds the value of a Final constant: a test that replaces it would have no effect there."""
+    final = {
+        (path.removeprefix("src/").removesuffix(".py").replace("/", "."), node.target.id)
+        for path in build.modules()
+        for node in ast.parse((ROOT / path).read_text()).body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and "Final" in ast.unparse(node.annotation)
+    }
+    replaced = {(module, name) for path in (ROOT / "tests").rglob("*.py") for module, name in names_replaced_in(path)}
+    assert ("inferry.dispatch.lifecycle", "RETRY_DELAY_S") in replaced
+    assert not final & replaced
+
+
 def test_every_name_in_the_list_is_a_module(build: ModuleType) -> None:
     named = named_in_pyproject(build)
     for path in named["exclude"]:
@@ -124,8 +142,72 @@ def test_mypyc_needs_only_what_the_build_requires(build: ModuleType) -> None:
                 assert top in required | skipped, f"{where} imports {name}, which [build-system] does not require"
 
 
+def names_replaced_in(path: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of every `setattr(module, "NAME", ...)` and `setattr("module.NAME", ...)` of a test."""
+    tree = ast.parse(path.read_text())
+    modules: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for one in node.names:
+                modules.setdefault(one.asname or one.name, set()).add(f"{node.module}.{one.name}")
+        elif isinstance(node, ast.Import):
+            for one in node.names:
+                modules.setdefault(one.asname or one.name, set()).add(one.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            match node.args:
+                case [ast.Constant(value=str(dotted)), *_]:
+                    module, _, name = dotted.rpartition(".")
+                    yield module, name
+                case [ast.Name(id=alias), ast.Constant(value=str(name)), *_]:
+                    yield from ((module, name) for module in modules.get(alias, ()))
+
+
 def named_in_pyproject(build: ModuleType) -> dict[str, list[str]]:
     named: dict[str, list[str]] = build.tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["inferry"][
         "compiled"
     ]
     return named
+
+
+def test_a_compiler_without_link_time_optimisation_compiles_without_it(build: ModuleType, tmp_path: Path) -> None:
+    refusing = tmp_path / "gcc"
+    refusing.write_text('#!/bin/sh\ncase "$*" in *-flto*) exit 1;; esac\nexec gcc "$@"\n')
+    refusing.chmod(0o755)
+    assert build.link_time_options(str(refusing)) == []
+    assert build.link_time_options("gcc") == build.LINK_TIME
+
+
+def test_no_comprehension_is_in_a_call_with_attributes_of_an_object_that_only_a_local_variable_holds(
+    build: ModuleType,
+) -> None:
+    """Such attributes are borrowed until the end of the expression; code made by mypyc drops the object before, where
+    the statement inside of a comprehension ends."""
+    comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp)
+    for path in build.modules():
+        for function in ast.walk(ast.parse((ROOT / path).read_text())):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            made = {
+                target.id
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            for call in ast.walk(function):
+                if not isinstance(call, ast.Call):
+                    continue
+                borrowed = False
+                for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+                    inner = list(ast.walk(argument))
+                    is_unsafe = borrowed and any(isinstance(node, comprehensions) for node in inner)
+                    assert not is_unsafe, f"{path}:{call.lineno} has a comprehension after a borrowed attribute"
+                    methods = [node.func for node in inner if isinstance(node, ast.Call)]
+                    borrowed |= any(
+                        isinstance(node, ast.Attribute)
+                        and isinstance(node.value, ast.Name)
+                        and node.value.id in made
+                        and node not in methods
+                        for node in inner
+                    )

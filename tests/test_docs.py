@@ -168,6 +168,20 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in headings(there), target
 
 
+def test_every_file_of_where_it_is_decided_exists_and_has_what_is_named_with_it() -> None:
+    page = (ROOT / "docs" / "explanation" / "path-of-a-call.md").read_text()
+    rows = page.split("## Where it is decided\n")[1].split("\n## ")[0].splitlines()
+    named = [row for row in rows if re.match(r"\| (?!question|---)", row)]
+    assert len(named) > 50
+    for row in named:
+        folder = ""
+        for file, name in re.findall(r"`([\w/]+\.py)`(?:, `(\w+)`)?", row):
+            folder = folder or file.rpartition("/")[0]
+            path = ROOT / "src" / "inferry" / (file if "/" in file else f"{folder}/{file}")
+            assert path.is_file(), f"{file}: {row}"
+            assert re.search(rf"\b{name}\b", path.read_text()), f"{name}: {row}"
+
+
 @pages
 def test_configurations_can_be_used(path: Path) -> None:
     for block in fenced(path, "yaml"):
@@ -207,3 +221,11 @@ def test_pages_are_plain_text(path: Path) -> None:
     text = path.read_text()
     assert "\t" not in text
     assert not re.search(r"/(home|work|root|tmp)/", text), "no paths of somebody's machine"
+
+
+def test_the_defaults_of_lanes_are_values_that_the_configuration_takes() -> None:
+    rows = [line.split("|") for line in config_page().splitlines() if line.startswith("| `lanes.<lane>.")]
+    assert rows
+    for column, lane in enumerate(Lane, 3):
+        given = {row[1].strip(" `").rpartition(".")[2]: yaml.safe_load(row[column].strip(" `")) for row in rows}
+        assert parse({"lanes": {lane.name: given}}).lane_policies() == parse({}).lane_policies()

@@ -51,15 +51,17 @@ IMPURE = {"asyncio", "time", "random", "logging", "threading", "socket"}
 """Forbidden in pure packages: time is an argument, decisions are return values."""
 
 TORCH_MODULES = {
-    "engine/adapters",
+    "engine/adapter_weights",
     "engine/cpu_adapters",
     "engine/lora",
     "engine/model",
     "engine/loader",
     "engine/rope",
+    "engine/logprobs",
     "engine/pooling",
     "engine/sampling",
     "engine/runner",
+    "engine/step_batch",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
     "engine/gpu/adapters",
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
@@ -73,8 +75,8 @@ TORCH_MODULES = {
 COMPOSITION_ROOT = {
     *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/sharing_wiring"),
     *("cli/election_wiring", "cli/ray_wiring", "cli/settings_wiring", "cli/storage_wiring", "cli/wiring"),
-    *("cli/pull_wiring", "cli/queue_wiring"),
-    *("cli/observe_wiring", "cli/worker_wiring"),
+    *("cli/pull_wiring", "cli/queue_wiring", "cli/owned_workers"),
+    *("cli/observe_wiring", "cli/worker_wiring", "cli/ingress_tokenizers"),
 }
 ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/cascades",
@@ -89,6 +91,12 @@ ALSO_IMPORT_WORKERS_OR_STORES = {
     "loadgen/target",
 }
 """Exceptions to "only the composition root imports workers and stores". The list may only shrink."""
+
+
+PARTS_OF_THE_GATEWAY = {"models", "lineages"}
+"""Parts of the facade that have methods of their own: what parsing reads, and parents of runs before a call."""
+PRIVATE_PARTS = {"estimator"}
+"""What a part of the facade is made of. It has no other users, under whatever name the part was passed on."""
 
 
 def modules() -> Iterator[Path]:
@@ -146,6 +154,29 @@ def test_only_the_composition_root_imports_workers_and_stores() -> None:
         if any(covers({"inferry.workers", "inferry.ledger.stores"}, name) for name in imported_modules(path)):
             found.add(here)
     assert found == {*COMPOSITION_ROOT, *ALSO_IMPORT_WORKERS_OR_STORES}
+
+
+def names_after_gateway(node: ast.Attribute) -> list[str]:
+    """The attributes that follow a gateway in a chain such as `self._gateway.models.cards`; none without a gateway."""
+    names: list[str] = []
+    one: ast.expr = node
+    while isinstance(one, ast.Attribute):
+        if one.attr in ("gateway", "_gateway"):
+            return names
+        names.insert(0, one.attr)
+        one = one.value
+    return names if isinstance(one, ast.Name) and one.id in ("gateway", "_gateway") else []
+
+
+@pytest.mark.parametrize("package", ["ingress", "durable", "pipelines", "cluster"])
+def test_the_gateway_is_a_facade_that_no_module_reaches_through(package: str) -> None:
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = names_after_gateway(node) if isinstance(node, ast.Attribute) else []
+            is_method_of_part = len(names) == 2 and names[0] in PARTS_OF_THE_GATEWAY
+            assert len(names) < 2 or is_method_of_part, f"{name_of(path)}: {'.'.join(names)}"
+            is_private = isinstance(node, ast.Attribute) and node.attr in PRIVATE_PARTS
+            assert not is_private, f"{name_of(path)} reaches through a part of the gateway: {ast.unparse(node)}"
 
 
 def test_imports_have_no_cycle() -> None:

@@ -28,3 +28,9 @@ def test_the_tests_that_mutants_are_tried_against_exist() -> None:
         test for group in GROUPS.values() for test in (*group.tests, *(one for m in group.mutants for one in m.tests))
     }
     assert [test for test in sorted(named) if not (ROOT / test).exists()] == []
+
+
+def test_every_file_of_mutants_is_a_group_that_is_tried() -> None:
+    folder = Path(__file__).parent / "mutants"
+    files = {path.stem for path in folder.glob("*.py") if "GROUP = MutantGroup(" in path.read_text()}
+    assert files == set(GROUPS)

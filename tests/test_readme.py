@@ -77,11 +77,15 @@ def test_the_configuration_shown_is_one() -> None:
     assert len(parse(yaml.safe_load(block)).workers) == 2
 
 
-def test_every_figure_names_a_results_file_that_exists() -> None:
-    named = re.findall(r"benchmarks/results/([\w.-]+\.json)", README)
-    assert named
-    for name in named:
-        assert (ROOT / "benchmarks" / "results" / name).is_file()
+@pytest.mark.parametrize("page", ["README.md", "docs/explanation/figures.md"])
+def test_every_figure_names_a_results_file_that_exists(page: str) -> None:
+    table = (ROOT / page).read_text().split("igures\n", 1)[1]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| measurement")]
+    assert rows
+    for row in rows:
+        named = re.findall(r"benchmarks/results/([\w.-]+\.json)", row)
+        assert named, row
+        assert all((ROOT / "benchmarks" / "results" / name).is_file() for name in named), row
 
 
 # -- the table of claims -----------------------------------------------------------------------------------------------

@@ -1,19 +1,24 @@
 """The ceilings of overflow: reserved before a call is sent, settled after it."""
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferry.admission.overflow_budget import DAY_CEILING, RUN_CEILING, OverflowBudget, OverflowReservation
+from inferry.admission.watermarks import WatermarkTracker
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.prices import NANOS_PER_UNIT, Price
-from inferry.domain.spending import Spending
+from inferry.domain.spending import Spending, Watermark
 from inferry.domain.values import replace
 from support.builders import a_job
 
 PRICE = {"m": Price(input=1.0, output=2.0)}
 DAY_S = 86_400.0
+DAY_CEILING_NANOS = 2_000_000
 
 
 def a_call(output: int = 100, prompt: int = 50, body: bytes = b"{}", **fields: Any) -> InferenceJob:
@@ -127,3 +132,88 @@ def test_spent_and_reserved_never_exceed_a_ceiling(seed: int) -> None:
         budget.settle(one, 0)
         assert all(account.committed_nanos >= account.spent_nanos for account in one.accounts)
     assert all(account.leased_nanos == 0 for one in held for account in one.accounts)
+
+
+class KilledProcess:
+    """A budget, what the database has of it, and what was sent. `kill` starts it again from the database alone."""
+
+    def __init__(self) -> None:
+        self.marks: dict[tuple[str, str, str, int], Watermark] = {}
+        self.in_ledger: list[Spending] = []
+        self.sent_nanos: Counter[str] = Counter()
+        self.start()
+
+    def start(self) -> None:
+        self.tracker = WatermarkTracker()
+        self.budget = OverflowBudget(PRICE, DAY_CEILING_NANOS / NANOS_PER_UNIT, watermarks=self.tracker)
+        self.budget.restore(self.in_ledger, 0.0, 0.0)
+        self.budget.restore_watermarks(self.marks.values(), 0.0, 0.0)
+        self.held: list[tuple[str, OverflowReservation]] = []
+        self.running: list[tuple[str, OverflowReservation]] = []
+
+    def arrive(self, tenant: str, output: int) -> None:
+        job = a_call(output=output, tenant=tenant)
+        reservation = self.budget.reserve(job, job.run_id, 0.0, 0.0)
+        if isinstance(reservation, OverflowReservation):
+            self.held.append((tenant, reservation))
+            self.send_covered()
+
+    def write(self) -> None:
+        if self.tracker.is_due:
+            batch = self.tracker.take_batch(0.0)
+            for mark in batch.deletes:
+                self.marks.pop((mark.scope, mark.tenant, mark.name, mark.number), None)
+            self.marks |= {(mark.scope, mark.tenant, mark.name, mark.number): mark for mark in batch.upserts}
+            self.tracker.batch_written(batch.number, 0.0)
+            self.send_covered()
+
+    def send_covered(self) -> None:
+        covered = [one for one in self.held if one[1].watermark_batch <= self.tracker.written]
+        self.held = [one for one in self.held if one not in covered]
+        self.running += covered
+
+    def end(self, index: int, part: float) -> None:
+        """A call has ended, and its row is in the ledger."""
+        tenant, reservation = self.running.pop(index)
+        nanos = int(reservation.nanos * part)
+        self.budget.settle(reservation, nanos)
+        self.sent_nanos[tenant] += nanos
+        self.in_ledger.append(Spending(tenant=tenant, period="day", tokens=0, nanos=nanos, at=0.0))
+
+    def kill(self) -> None:
+        for tenant, reservation in self.running:
+            self.sent_nanos[tenant] += reservation.nanos  # the provider may charge all of it
+        self.start()
+
+
+@given(st.data())
+def test_no_day_costs_more_than_its_ceiling_whenever_the_process_is_killed(data: st.DataObject) -> None:
+    process = KilledProcess()
+    for _ in range(data.draw(st.integers(1, 60))):
+        match data.draw(st.sampled_from(["arrive", "arrive", "write", "end", "release", "kill"])):
+            case "arrive":
+                process.arrive(data.draw(st.sampled_from("ab")), data.draw(st.integers(1, 300)))
+            case "write":
+                process.write()
+            case "end" if process.running:
+                process.end(data.draw(st.integers(0, len(process.running) - 1)), data.draw(st.floats(0, 1)))
+            case "release":
+                process.tracker.release_idle(100.0, 0, 0)
+            case "kill":
+                process.kill()
+    process.kill()
+    assert max(process.sent_nanos.values(), default=0) <= DAY_CEILING_NANOS
+
+
+def test_a_run_that_was_in_flight_when_the_process_was_killed_counts_for_its_ceiling() -> None:
+    tracker = WatermarkTracker()
+    run_ceiling = 300_000 / NANOS_PER_UNIT
+    assert reserved(OverflowBudget(PRICE, 1.0, run_ceiling, watermarks=tracker), a_call()).watermark_batch == 1
+    marks = tracker.take_batch(0.0).upserts
+    assert sorted(mark.scope for mark in marks) == ["overflow", "overflow_run"]
+    after = OverflowBudget(PRICE, 1.0, run_ceiling, watermarks=(later := WatermarkTracker()))
+    assert after.restore_watermarks(marks, 0.0, 0.0) == 2
+    assert after.reserve(a_call(), a_call().run_id, 0.0, 0.0) == RUN_CEILING
+    next_day = OverflowBudget(PRICE, 1.0, watermarks=later)
+    assert next_day.restore_watermarks(marks, 0.0, 2 * DAY_S) == 0, "the day and the run are over"
+    assert len(later.take_batch(0.0).deletes) == 2

@@ -1,14 +1,19 @@
 """Two commits are compared pair by pair, and an earlier layout of the package is translated."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from benchmarks import before_after_served, path
 from benchmarks.before_after import COMPARISONS, main
-from benchmarks.comparison import Figure, compared, line_of, tree_of
+from benchmarks.before_after_served import path_figures
+from benchmarks.comparison import Figure, Tree, compared, line_of, tree_of
 from benchmarks.layouts import AT_91C68FC, TODAY, Layout, config_for, install, layout_of
 from benchmarks.path import config_for_backend
 from benchmarks.scheduler import _FULL_LANES, cell_names
@@ -107,3 +112,61 @@ def test_an_unknown_benchmark_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_benchmark_of_the_scheduler_has_live_lanes() -> None:
     assert [lane for lane, policy in _FULL_LANES.items() if policy.is_live] == [Lane.P0, Lane.P1]
     assert len(cell_names()) == 19
+
+
+def test_everything_on_is_compared_with_the_limits_of_the_earlier_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No process is started: every arm is known by its options, and its calls cost what these options cost."""
+
+    @contextmanager
+    def run_backend(tools: Any, itl_us: int) -> Iterator[int]:
+        yield 9
+
+    @contextmanager
+    def run_gateway(config: dict[str, Any], *, core: int, package: Path) -> Iterator[tuple[int, Any]]:
+        yield 1, _Process(package)
+
+    @contextmanager
+    def run_with_key(
+        config: dict[str, Any], tenant: str, *, core: int, package: Path
+    ) -> Iterator[tuple[int, Any, str]]:
+        yield (2 if "tracing" in config else 1), _Process(package), "key"
+
+    @contextmanager
+    def run_viewer(command: list[str], **options: Any) -> Iterator[Any]:
+        yield _Process(tmp_path)
+
+    def load_with(tools: Any, body: Path, connections: int, seconds: float) -> Callable[[path.Arm], path.Run]:
+        cost = {"n": 1.0, "errors": 0.0, "non200": 0.0, "rps": 1.0, "events_per_s": 1.0, "wall_s": 1.0}
+        # The port says what is on, the process says which commit it is.
+        return lambda arm: {**cost, "cpu_s": 1e-6 * (arm.port + 10 * (arm.pid + bool(arm.headers)))}
+
+    monkeypatch.setattr(before_after_served, "build_tools", lambda directory: _Tools(tmp_path))
+    monkeypatch.setattr(before_after_served, "run_gateway", run_gateway)
+    for name, fake in {
+        "run_backend": run_backend,
+        "run_gateway_with_key": run_with_key,
+        "run_process": run_viewer,
+        "load_with": load_with,
+    }.items():
+        monkeypatch.setattr(path, name, fake)
+    trees = Tree("old", tmp_path / "old"), Tree("new", tmp_path / "new")
+    figures = {figure.name: (round(figure.before[0]), round(figure.after[0])) for figure in path_figures(trees, 1)}
+    assert figures["c1: CPU us per request"] == (1, 101)
+    assert figures["c32, key and every limit: CPU us per request"] == (11, 111)
+    for case in ("c1", "c32", "c32_stream"):
+        found = figures[f"{case}, everything on, beside limits alone: CPU us per request"]
+        assert found == (11, 112)
+
+
+class _Process:
+    def __init__(self, package: Path) -> None:
+        self.pid = 10 if "new" in package.parts else 0
+
+    def poll(self) -> None: ...
+
+
+class _Tools:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory

@@ -31,6 +31,11 @@ def test_an_unknown_benchmark_is_refused_with_the_list_of_all(capsys: pytest.Cap
     assert all(f"  {name}: " in told for name in BENCHES)
 
 
+def test_a_benchmark_may_be_named_as_its_results_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings-ab", "nothing"]) == 2
+    assert "unknown benchmark nothing;" in capsys.readouterr().out
+
+
 def test_the_harbor_workloads_equal_the_reference() -> None:
     assert [len(digests) for digests in REFERENCE.values()] == [10, 10]
     assert matches_reference(7) == {"seed": 7, "newer": True, "simpler": True}

@@ -1,6 +1,8 @@
 """The benchmark of the engine's modes, with a runner of the test."""
 
 from benchmarks.modes import ARMS, Workload, measure, report
+from inferry.engine.bundled import BUNDLED_DIRECTORY
+from inferry.engine.checkpoint import read_config
 from support.engine_fixtures import FakeRunner
 
 SMALL = Workload(
@@ -28,3 +30,7 @@ def test_all_modes_are_measured_with_any_runner() -> None:
     for name in ("continuous", "hybrid"):
         assert modes[name]["padding_of_prompts"] == modes[name]["padding_of_decodes"] == 0
     assert report(measured).row_count == len(ARMS)
+
+
+def test_prompts_have_tokens_of_the_bundled_model_only() -> None:
+    assert Workload().vocabulary <= read_config(BUNDLED_DIRECTORY).vocab_size

@@ -74,6 +74,30 @@ def test_check_config_sees_the_environment(run: Command, monkeypatch: pytest.Mon
     assert yaml.safe_load(run("check-config").stdout)["server"]["port"] == 9100
 
 
+def test_check_config_warns_where_a_lane_may_preempt_one_that_is_not_preemptible(
+    run: Command, written: Callable[[str], str]
+) -> None:
+    advice = "# lanes.P0.may_preempt names P1, whose jobs are not preempted until lanes.P1.preemptible is true"
+    lines = run("check-config", "--config", written("lanes: {P0: {may_preempt: [P1, P2]}}\n")).stdout.splitlines()
+    assert [line for line in lines if "may_preempt names" in line] == [advice]
+    both = "lanes: {P0: {may_preempt: [P1]}, P1: {preemptible: true}}\n"
+    assert "may_preempt names" not in run("check-config", "--config", written(both)).stdout
+    assert "may_preempt names" not in run("check-config").stdout
+
+
+def test_check_config_warns_where_only_some_workers_of_a_model_state_a_precision(
+    run: Command, written: Callable[[str], str]
+) -> None:
+    def output(second: str) -> str:
+        first = "{kind: vllm, name: a, url: 'http://h', models: [m], precision: bf16}"
+        other = f"{{kind: vllm, name: b, url: 'http://i', models: [m]{second}}}"
+        return str(run("check-config", "--config", written(f"workers: [{first}, {other}]\n")).stdout)
+
+    assert "# some workers of model m state no precision" in output("")
+    assert "state no precision" not in output(", precision: fp8")
+    assert "state no precision" not in output(", pool: acme")
+
+
 def test_check_config_prints_no_secret(run: Command, written: Callable[[str], str]) -> None:
     path = written("workers: [{kind: vllm, name: a, url: 'http://h', api_key: sk-secret}]\n")
     result = run("check-config", "--config", path)

@@ -33,10 +33,10 @@ def test_invalid_values_are_named(cluster: dict[str, Any], problem: str) -> None
     assert problem in str(found.value)
 
 
-def test_workers_of_a_file_cannot_be_shared() -> None:
+def test_workers_of_a_file_can_be_shared() -> None:
     cluster = {"redis": "redis://host", "listen": "host:1", "secret_env": "S"}
-    with pytest.raises(ConfigError, match="remove workers_file"):
-        parse({"ledger": LEDGER, "cluster": cluster, "workers_file": "workers.yaml"})
+    config = parse({"ledger": LEDGER, "cluster": cluster, "workers_file": "workers.yaml"})
+    assert (config.workers_file, config.workers) == ("workers.yaml", ())
 
 
 def test_addresses_have_a_host_and_a_port() -> None:

@@ -71,6 +71,11 @@ def test_settings_are_compared_applied_listed_and_rolled_back(gateway: ScriptedG
     assert "smaller batches" in listed
     assert json.loads(run("history", "--json", *at).stdout)["active"] == 2
     assert run("rollback", *at).stdout == "version 1 is active\n"
+    latest = run("history", *at).stdout.splitlines()[1]
+    assert "rollback" in latest
+    assert "configuration file" not in latest, "the note of the version is not the reason of the rollback"
+    refused = run("rollback", *at)
+    assert (refused.exit_code, "version 2 was rolled back" in refused.output.replace("\n", " ")) == (1, True)
     tried = run("apply", "--version", 2, "--share", 0.5, *at)
     assert tried.stdout == "version 1 is active; version 2 for 50% of the runs\n", tried.output
     assert "version 2 against 1" in run("compare", *at).stdout
@@ -86,7 +91,10 @@ def test_try_predicts_from_the_ledger_and_apply_stops_at_a_worse_prediction(
     assert predicted["calls"] == 100
     assert predicted["current"]["P1"]["attainment"] == 1.0
     assert predicted["new"]["P1"]["attainment"] < 0.9
-    assert "points" in run("try", new, *where).stdout
+    assert predicted["measured"]["P1"]["ttft_p50"] == 0.05
+    shown = run("try", new, *where).stdout
+    assert "points" in shown
+    assert ("measured" in shown, "warning" in shown) == (True, False)
     stopped = run("apply", new, *where, "--url", gateway.url)
     assert (stopped.exit_code, "attainment of P1 would fall" in stopped.output.replace("\n", " ")) == (1, True)
     assert json.loads(run("history", "--json", "--url", gateway.url).stdout)["active"] == 1
@@ -99,3 +107,10 @@ def test_mistakes_are_named(gateway: ScriptedGateway, tmp_path: Path) -> None:
     assert "P9" in run("diff", write(tmp_path / "b.yaml", {"lanes": {"P9": {}}}), *at).output
     assert "cannot read" in run("diff", tmp_path / "missing.yaml", *at).output
     assert run("compare", *at).exit_code == 1
+
+
+def test_mistakes_in_the_file_are_named_as_by_check_config_and_before_the_gateway_is_asked(tmp_path: Path) -> None:
+    at = ("--url", "http://127.0.0.1:9")
+    wrong = write(tmp_path / "wrong.yaml", {"lanes": {"P1": {"tft_ms": 1}}})
+    assert "unknown key `lanes.P1.tft_ms`; did you mean `ttft_ms`?" in run("diff", wrong, *at).output
+    assert "missing.yaml" in run("diff", tmp_path / "missing.yaml", *at).output

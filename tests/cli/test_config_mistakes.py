@@ -72,6 +72,43 @@ def test_yaml_that_cannot_be_read_is_no_traceback(tmp_path: Path, text: str) -> 
     assert "inferry.yaml" in error_in(tmp_path / "inferry.yaml", text)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("server:\n  port: 1\n host: a\n", "line 3, column 2: expected <block end>, but found '<block mapping start>'"),
+        ("server: {admin_key: s3cret, [", "line 1, column 30: "),
+        ("server: {port: \0}", "special characters are not allowed, at character 16"),
+    ],
+)
+def test_an_error_of_yaml_names_file_and_place_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "inferry.yaml"
+    said = error_in(path, text)
+    assert said.startswith(f"{path} is not valid YAML: {expected}")
+    assert not re.search(r"\n|<unicode string>|s3cret", said)
+
+
+# -- values of which only some are valid ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (
+            {"workers": [{**VLLM, "kind": "vlm"}]},
+            "workers[0].kind: Invalid value 'vlm'; valid: embedded, vllm, sglang, ",
+        ),
+        ({"workers": [{**VLLM, "role": "x"}]}, "workers[0].role: Invalid enum value 'x'; valid: both, prefill, decode"),
+        (
+            {"lanes": {"P1": {"may_preempt": ["P5"]}}},
+            "lanes.P1.may_preempt[0]: Invalid enum value 'P5'; valid: P0, P1, P2",
+        ),
+        ({"tenants": {"a": {"max_lane": "P5"}}}, "tenants.a.max_lane: Invalid enum value 'P5'; valid: P0, P1, P2"),
+    ],
+)
+def test_an_invalid_value_is_refused_with_the_valid_ones(raw: Any, expected: str) -> None:
+    assert error_of(raw).startswith(expected)
+
+
 # -- lanes -----------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from inferry.cli.config.schema import ConfigError
 from inferry.pipelines.builder import PipelineBuilder
 
 EMBED = {"kind": "embed", "model": "inferry-triage", "input": "{{ input.text }}"}
+TEXT = {"kind": "generate", "messages": [{"content": "Hello?"}]}
 PIPELINE: dict[str, Any] = {"inputs": {"text": {}}, "stages": {"vector": EMBED}}
 
 _declare = PipelineBuilder()
@@ -46,12 +47,34 @@ def test_texts_of_pipelines_may_have_lines() -> None:
         ({"a": {"python": "os:sep"}}, "os:sep is no pipeline"),
         ({"a": {**PIPELINE, "python": "os:sep"}}, "pipelines.a.python replaces all other keys"),
         ({"a": {"stages": {"s": {"kind": "function", "function": "os:sep"}}}}, "os:sep is no function"),
+        ({"a": PIPELINE, "b": {"stages": {"s": {**TEXT, "model": "a"}}}}, "pipelines.b: a stage calls the pipeline a"),
+        ({"a": {"stages": {"s": {**TEXT, "model": "a"}}}}, "pipelines.a: a stage calls the pipeline a"),
     ],
 )
 def test_a_mistake_is_named(pipelines: Any, message: str) -> None:
     with pytest.raises(ConfigError) as found:
         parse({"pipelines": pipelines, "workers": [{"kind": "embedded", "models": ["taken"]}]})
     assert message in str(found.value)
+
+
+def test_a_cycle_of_pipelines_and_other_composed_models_is_named() -> None:
+    routes = {"auto": {"default": "next"}, "next": {"default": "loop"}}
+    pipelines = {"loop": {"inputs": {"text": {}}, "chat_input": "text", "stages": {"s": {**TEXT, "model": "auto"}}}}
+    with pytest.raises(ConfigError, match="loop: a stage calls auto, which may call the pipeline loop"):
+        parse(
+            {
+                "routes": routes,
+                "pipelines": pipelines,
+                "workers": [{"kind": "vllm", "name": "a", "url": "http://127.0.0.1:1"}],
+            }
+        )
+    parse(
+        {
+            "routes": {"auto": {"default": "m"}},
+            "pipelines": pipelines,
+            "workers": [{"kind": "embedded", "models": ["m"]}],
+        }
+    )
 
 
 def test_a_file_of_documents_is_checked(tmp_path: Path) -> None:

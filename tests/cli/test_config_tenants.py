@@ -18,7 +18,7 @@ from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.prices import Price
 from inferry.domain.routes import RouteKey
-from inferry.domain.settings import LimitSettings, TenantSettings, limits_as_dict, tenant_as_dict
+from inferry.domain.tenant_settings import LimitSettings, TenantSettings, limits_as_dict, tenant_as_dict
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.workers import Phase, WorkerView
 from inferry.scheduling.rules import FILTERS
@@ -106,7 +106,10 @@ def test_the_yaml_booleans_on_and_off_are_auth_modes(written: str, mode: str) ->
     ("raw", "message"),
     [
         ({"tenants": {"acme": {"max_lanes": "P0"}}}, "unknown key `tenants.acme.max_lanes`; did you mean `max_lane`?"),
-        ({"tenants": {"b": {}, "acme": {"max_lane": "P7"}}}, "tenants.acme.max_lane: Invalid enum value 'P7'"),
+        (
+            {"tenants": {"b": {}, "acme": {"max_lane": "P7"}}},
+            "tenants.acme.max_lane: Invalid enum value 'P7'; valid: P0, P1, P2",
+        ),
         ({"tenants": {"acme": {"max_concurrent": 0}}}, "tenants.acme.max_concurrent must be above 0"),
         ({"tenants": {"acme": {"day_money_ceiling": -1.0}}}, "tenants.acme.day_money_ceiling must be above 0"),
         (

@@ -19,6 +19,7 @@ from inferry.observe.metrics import Metrics
         ({"endpoint": "127.0.0.1:4318"}, "tracing.endpoint"),
         ({"endpoint": "http://user:pw@127.0.0.1:4318/v1/traces"}, "tracing.endpoint"),
         ({"sample_ratio": 1.5}, "tracing.sample_ratio"),
+        ({"max_traces_per_s": 0}, "tracing.max_traces_per_s"),
         ({"timeout_s": 0}, "tracing.timeout_s"),
         ({"headers": {"a b": "c"}}, "tracing.headers"),
         ({"headers": {"a": "c\r\nd"}}, "tracing.headers"),

@@ -19,6 +19,7 @@ from inferry.cli.top import render
 from inferry.observe.diagnosis.diagnose import diagnose
 from inferry.observe.diagnosis.findings import Diagnosis
 from observe.diagnosis_facts import a_lane, a_worker, some_facts
+from support.quiet_machine import a_quiet_machine
 from support.scripted_gateway import ScriptedGateway
 from support.serving import closed_port_url, post
 
@@ -39,7 +40,8 @@ def shown(found: Diagnosis) -> str:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGateway]:
-    with ScriptedGateway(tmp_path_factory.mktemp("doctor"), {"server": {"admin_key": KEY}}) as gateway:
+    config = {"server": {"admin_key": KEY}}
+    with a_quiet_machine(), ScriptedGateway(tmp_path_factory.mktemp("doctor"), config) as gateway:
         body = {"model": "m", "messages": [{"role": "user", "content": CANARY}]}
         for _ in range(3):
             assert post(gateway.url, "/v1/chat/completions", body)[0] == 200

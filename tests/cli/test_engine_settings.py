@@ -17,7 +17,7 @@ def test_a_cpu_has_the_engine_s_defaults() -> None:
 def test_a_gpu_runs_more_sequences_and_fills_its_memory() -> None:
     config = engine_config(EmbeddedWorkerConfig(), "cuda")
     assert (config.device, config.max_sequences, config.chunk_tokens) == ("cuda", 256, 2_048)
-    assert (config.kv_tokens, config.memory_share) == ("auto", 0.9)
+    assert (config.kv_tokens, config.memory_share) == ("auto", 0.8)
 
 
 def test_configured_limits_hold_on_every_device() -> None:

@@ -114,6 +114,7 @@ def test_what_was_measured_estimated_and_left_out_is_stated(report: Callable[...
     assert found["observed_attainment"] == {"P1": 6 / 8}
     assert found["estimated_tokens"] == pytest.approx(1 / 11)
     assert (found["calls"], found["left_out"]) == (9, 1)
+    assert found["model"] == "slow", "the numbers of GPUs are those of this engine"
 
 
 def test_an_empty_database_is_named(tmp_path: Path) -> None:

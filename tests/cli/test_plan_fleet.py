@@ -114,3 +114,22 @@ def test_invalid_plan_options_are_reported(arguments: list[str], complaint: str)
     done = run(*arguments)
     assert done.exit_code == 2
     assert complaint in done.output
+
+
+def test_runs_pause_in_the_sized_fleet_where_the_configuration_says_so(tmp_path: Path) -> None:
+    """Six sessions of three calls whose prompts do not fit the KV cache together."""
+    costs = CostModel(base_s=0.005, prefill_token_s=1e-3, sequence_s=0.0, kv_token_s=0.0)
+    model, trace = tmp_path / "engine.json", tmp_path / "sessions.jsonl"
+    small = EngineModel(name="an engine", costs=costs, flags=EngineFlags(kv_tokens=3_072))
+    model.write_bytes(msgspec.json.encode(small))
+    shape = {"input_tokens": 1_280, "output_tokens": 8, "think_ms": 500, "hash_runs": [[0, 20]]}
+    rows = [msgspec.json.encode({"session": f"s{run}", **shape}) for run in range(6) for _ in range(3)]
+    trace.write_bytes(b"\n".join(rows))
+    ttfts = []
+    for pause in ("false", "true"):
+        config = tmp_path / f"{pause}.yaml"
+        config.write_text(f"workers: [{{kind: vllm, name: w, url: 'http://h'}}]\nsessions: {{pause: {pause}}}\n")
+        workload = ("--trace", trace, "--session-gap-s", "0", "--model", model, "--config", config)
+        plan = planned(*workload, "--target", "0.1", "--slo", "P1=100000,100000", "--max-workers", "1")
+        ttfts.append(plan.sizing.probes[0].output_rate)
+    assert ttfts[0] != ttfts[1]

@@ -1,5 +1,6 @@
 """Workers of kind ray in a configuration, and the mistakes that `inferry ray` reports."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from typer.testing import CliRunner
 
 from inferry.cli.config.loader import load_workers, parse
 from inferry.cli.config.schema import ConfigError
+from inferry.cli.config.workers import RayWorkerConfig
 from inferry.cli.main import app
-from inferry.cli.ray_wiring import scaling_limits
+from inferry.cli.ray_wiring import RESEND_INTERVAL_S, ReplicaRequests, scaling_limits
 from inferry.cli.worker_wiring import make_worker
-from inferry.domain.clock import SystemClock
+from inferry.domain.clock import ManualClock, SystemClock
 from support.children import environment
 
 RAY: dict[str, Any] = {"kind": "ray", "name": "fleet", "engine": {"kind": "embedded", "group": "gpu"}}
@@ -52,6 +54,32 @@ def test_mistakes_are_named(workers: list[Any], expected: str) -> None:
 def test_mistakes_in_the_scaling_section_are_named(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"scaling.{key}"):
         parse({"scaling": {key: value}})
+
+
+def test_a_number_of_replicas_is_sent_again_after_a_deploy_has_reset_it() -> None:
+    (worker,) = parse({"workers": [RAY]}).workers
+    assert isinstance(worker, RayWorkerConfig)
+    sent: list[tuple[str, int]] = []
+
+    async def play() -> None:
+        clock = ManualClock()
+        requests = ReplicaRequests(worker, clock)
+        for desired, replicas, after_s, expected in (
+            (None, 0, 0.0, []),  # no advice yet
+            (3, 1, 0.0, [3]),
+            (3, 2, 1.0, []),  # one starts
+            (3, 3, 60.0, []),
+            (3, 1, 1.0, [3]),  # the application was deployed again
+            (3, 1, 1.0, []),
+            (3, 1, RESEND_INTERVAL_S, [3]),
+            (2, 3, 1.0, [2]),  # other advice is sent at once
+        ):
+            clock.advance(after_s)
+            await requests.follow(desired, replicas, lambda app, number: sent.append((app, number)))
+            assert sent == [("fleet", number) for number in expected]
+            sent.clear()
+
+    asyncio.run(play())
 
 
 def test_a_workers_file_cannot_have_workers_on_ray(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
                     )
                 ]
             )
-    app = ledger_app(budgets_of=lambda _: {"acme": RunBudget(money=0.2)})
+    app = ledger_app(basis_of=lambda _: ({"acme": RunBudget(money=0.2)}, {}))
     return lambda *arguments: CliRunner().invoke(app, ["report", *arguments])
 
 

@@ -1,6 +1,8 @@
 """`inferry run-batch`: results in order, resumable, errors kept per line."""
 
+import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from inferry.cli import run_batch
 from inferry.cli.batch_file import finished_results
 from inferry.cli.main import app
 from support.children import environment
@@ -58,7 +62,8 @@ def test_errors_are_kept_per_line_and_the_exit_code_says_so(tmp_path: Path, file
         done = run(requests, results, "--url", gateway.url + "/v1")
     assert done.exit_code == 1, done.output
     found = results_of(results)
-    assert [one["custom_id"] for one in found] == ["r1", "r2", None, None, "r5"]
+    assert [one["custom_id"] for one in found] == ["r1", "r2", None, "r4", "r5"]
+    assert len({one["id"].rpartition("_")[0] for one in found}) == 1, "all lines name the same batch"
     assert found[1]["response"]["status_code"] == 404
     assert found[2]["error"]["code"] == "invalid_json_line"
     assert found[3]["error"]["code"] == "mismatched_endpoint"
@@ -81,6 +86,28 @@ def test_a_second_run_continues_behind_the_results_that_are_there(tmp_path: Path
         assert [one["custom_id"] for one in results_of(results)] == [f"r{number}" for number in range(20)]
         assert run(requests, results, "--url", gateway.url).exit_code == 0
         assert sum(len(plan.jobs) for plan in gateway.worker.plans) == before + 13, "nothing is left to do"
+
+
+def test_a_terminal_shows_the_results_of_all_and_other_output_has_no_bar(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, results = files
+    written = io.StringIO()
+
+    def terminal(**_: Any) -> Console:
+        return Console(file=written, force_terminal=True, width=100, _environ={"TERM": "xterm"})
+
+    with ScriptedGateway(tmp_path) as gateway:
+        requests.write_text("\n".join(a_line(number) for number in range(7)) + "\n")
+        assert "7/7" not in run(requests, results, "--url", gateway.url).output
+        requests.write_text("\n".join(a_line(number) for number in range(20)) + "\n")
+        monkeypatch.setattr(run_batch, "Console", terminal)
+        assert run(requests, results, "--url", gateway.url).exit_code == 0
+    shown = re.findall(r"requests .*?(\d+)/(\d+)", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue()))
+    assert shown[0] == ("7", "20"), "earlier results count"
+    assert shown[-1] == ("20", "20")
+    done = [int(number) for number, _ in shown]
+    assert done == sorted(done)
 
 
 def test_results_of_other_requests_are_not_continued(files: tuple[Path, Path]) -> None:

@@ -199,3 +199,62 @@ def test_a_trace_in_one_lane_has_one_seed(tmp_path: Path) -> None:
     done = run("--trace", a_trace(tmp_path), "--seed", "1", "--seed", "2")
     assert done.exit_code == 2
     assert "the same for every seed" in done.output
+
+
+def test_the_calls_of_a_lost_engine_are_retried_behind_the_gateway_and_fail_without(model: Path) -> None:
+    small: list[str | Path] = [
+        "--scenario",
+        "simple-harbor",
+        "--seconds",
+        "6",
+        "--digests",
+        "5",
+        "--model",
+        model,
+        "--workers",
+        "2",
+    ]
+    direct, _, gateway = simulated(*small, "--direct", "--kill", "2@2").arms
+    assert direct.reports[0].lanes["P1"].failed > 0
+    assert all(lane.failed == 0 for lane in gateway.reports[0].lanes.values())
+
+
+def test_expected_lengths_decide_what_is_sent_where_kv_is_scarce(tmp_path: Path, model: Path) -> None:
+    config = a_config(tmp_path, "c.yaml", "workers:\n  - {name: a, kind: vllm, url: 'http://h', kv_tokens: 12000}\n")
+    told, predicted = (
+        simulated(*SMALL, "--model", model, "--config", config, "--lengths", source).arms[0].reports[0]
+        for source in ("true", "predicted")
+    )
+    assert told.lanes["P2"].ttft_p95 != predicted.lanes["P2"].ttft_p95
+
+
+@pytest.mark.parametrize(
+    ("kills", "words"),
+    [
+        (["2"], "must be of the form ENGINE@SECONDS"),
+        (["x@3"], "must be of the form ENGINE@SECONDS"),
+        (["3@1"], "must name an engine from 1 to 2"),
+        (["1@-1"], "a time of 0 s or more"),
+        (["1@1", "2@3"], "must leave an engine"),
+    ],
+)
+def test_an_engine_that_cannot_be_lost_is_reported(model: Path, kills: list[str], words: str) -> None:
+    options = [word for kill in kills for word in ("--kill", kill)]
+    done = run(*SMALL, "--model", model, "--workers", "2", *options)
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+def test_sessions_are_a_closed_loop_whose_speed_is_that_of_the_service(tmp_path: Path, model: Path) -> None:
+    trace = a_trace(tmp_path, calls=400, spacing_ms=60_000)
+    slow, fast = (
+        simulated("--trace", trace, "--model", model, "--sessions", sessions).arms[0].reports[0]
+        for sessions in ("1", "4")
+    )
+    assert slow.calls == fast.calls == 400
+    assert 2 * fast.wall_s < slow.wall_s < 60.0
+
+
+def test_fewer_runs_than_sessions_begin_at_once(tmp_path: Path, model: Path) -> None:
+    result = simulated("--trace", a_trace(tmp_path, calls=3), "--model", model, "--sessions", "50")
+    assert result.arms[0].reports[0].calls == 3

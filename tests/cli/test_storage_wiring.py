@@ -3,11 +3,13 @@
 import asyncio
 from contextlib import closing
 from pathlib import Path
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
+import msgspec
 import pytest
 
 from durable.async_work import a_job
+from durable.background_process import a_call, a_response
 from inferry.cli import election_wiring
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.election_wiring import GatewayRole
@@ -16,6 +18,7 @@ from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.domain.clock import SystemClock
 from inferry.domain.ledger import RetentionPolicy
 from inferry.domain.storage import StorageLimits, StoredFile
+from inferry.durable import background
 from inferry.durable.execute import CallAnswer, Execute, StoredCall
 from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.files import FileStore
@@ -51,7 +54,7 @@ def storage_of(ledger: str, *, is_shared: bool, execute: Execute | None = None) 
         MagicMock(),
         MagicMock(),
         max_line_bytes=1000,
-        shared_queue=SharedQueue(MagicMock(), "gateway", (), MagicMock()) if is_shared else None,
+        shared_queue=SharedQueue(AsyncMock(), "gateway", (), MagicMock()) if is_shared else None,
     )
 
 
@@ -91,6 +94,33 @@ def test_stored_work_runs_at_the_owner_alone(tmp_path: Path, monkeypatch: pytest
         await async_until(lambda: sorted(execute.running) == ["job_0-0", "job_1-0", "job_2-0"])
         await role.close()
         await storage.close()
+
+    monkeypatch.setattr(election_wiring, "STORED_WORK_POLL_S", 0.01)
+    asyncio.run(scenario())
+
+
+def test_a_background_response_outlasts_changes_of_the_role_and_one_that_was_left_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        execute = FakeExecute()
+        storage = storage_of(f"sqlite:///{tmp_path}/ledger.sqlite", is_shared=True, execute=execute)
+        role = GatewayRole(MagicMock(storage=storage), None, None)
+        now = SystemClock().wall()
+        await role.become_ingress("", 1)
+        await storage.background.accept("acme", "resp_0", a_response("queued"), a_call(created_at=now))
+        await async_until(lambda: execute.running == ["0-0"])
+        await role.become_ingress("", 2)
+        await role.become_owner(3, lambda: True)
+        call = msgspec.json.encode(a_call(created_at=now))
+        await storage.documents.put("acme", background.KIND, "resp_1", call, ttl_s=None)  # as another gateway did
+        await storage.responses.put("acme", "resp_1", a_response("queued"))
+        await async_until(lambda: execute.running == ["0-0", "1-0"])
+        await role.become_ingress("", 4)
+        assert execute.running == ["0-0", "1-0"]
+        await role.close()
+        await storage.close()
+        assert not execute.running
 
     monkeypatch.setattr(election_wiring, "STORED_WORK_POLL_S", 0.01)
     asyncio.run(scenario())

@@ -98,7 +98,8 @@ def test_langchain(client: Client, api: Any) -> None:
     assert jobs_of(run)[0] == 2
 
 
-def test_the_agents_sdk(client: Client) -> None:
+@pytest.mark.parametrize("use_responses", [False, True], ids=["chat", "responses"])
+def test_the_agents_sdk(client: Client, use_responses: bool) -> None:
     @function_tool
     def weather(city: str) -> str:
         """Looks outside."""
@@ -106,7 +107,7 @@ def test_the_agents_sdk(client: Client) -> None:
 
     async def scenario(run: Run) -> tuple[str, str]:
         agent = Agent(name="guide", instructions="Help.", model="m", tools=[weather])
-        provider = agents_provider(run)
+        provider = agents_provider(run, use_responses=use_responses)
         config = RunConfig(model_provider=provider)
         whole = await Runner.run(agent, "What is the weather in Bern?", run_config=config)
         streamed = Runner.run_streamed(agent, "What is the weather in Basel?", run_config=config)

@@ -1,32 +1,37 @@
 """The gateway of an ingress process before an owner, in one process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from inferry.admission.open_gate import OpenGate
-from inferry.cli.cluster_wiring import NoLedger, RemoteWorkers, follow_rate_limits
+from inferry.cli.cluster_wiring import NoLedger, RemoteWorkers, build_ingress, follow_rate_limits
+from inferry.cli.config.loader import parse
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import Sharing
-from inferry.domain.callers import Caller
+from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import SystemClock
-from inferry.domain.errors import WorkerLost
-from inferry.domain.jobs import InferenceJob, ResumeMode, ResumePoint
-from inferry.domain.lanes import DEFAULT_LANES
+from inferry.domain.errors import GatewayError, WorkerLost
+from inferry.domain.jobs import Estimate, InferenceJob, ResumeMode, ResumePoint
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan
-from inferry.domain.ports import Emit
+from inferry.domain.ports import Emit, ModelCard
+from inferry.domain.run_split import RunSplit
 from inferry.domain.streams import Delta, Done, End, Failed, Usage
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
+from inferry.scheduling.lane_switch import LaneTrial
+from inferry.streams.mailbox import JobStream
 from inferry.workers.remote.owner_link import OwnerAddress, OwnerLink
 from support.builders import a_job
 from support.owner import RunningOwner, running_owner
@@ -60,8 +65,9 @@ class Losing(ScriptedWorker):
 
 @asynccontextmanager
 async def ingress(
-    tmp_path: Path, tenants: dict[str, Tenant] | None = None
+    tmp_path: Path, tenants: dict[str, Tenant] | None = None, on_catalog: Callable[[Gateway], None] = lambda _: None
 ) -> AsyncIterator[tuple[Gateway, RunningOwner, Losing]]:
+    """`on_catalog` is called as soon as the models are known."""
     path, clock = tmp_path / "owner.sock", SystemClock()
     worker = Losing(words=WORDS, can_resume=True, capacity=Capacity(sequences=8))
     async with running_owner([worker], path, tenants) as owner:
@@ -78,6 +84,14 @@ async def ingress(
         link = OwnerLink(OwnerAddress(path), clock)
         follow_rate_limits(link, gate)
         RemoteWorkers(pool, clock).use(link)
+        follow = link.on_change
+
+        def on_change() -> None:
+            follow()
+            if gateway.models.cards():
+                on_catalog(gateway)
+
+        link.on_change = on_change
         link.start()
         gateway.start()
         await async_until(lambda: gateway.is_ready)
@@ -95,7 +109,10 @@ def a_call(gateway: Gateway, *, stream: bool = True, resume: ResumeMode = Resume
 
 async def _answer(gateway: Gateway, job: InferenceJob) -> tuple[str, list[int], End, int]:
     """Text, indexes of the pieces, the end, and how often earlier text was void."""
-    stream = gateway.submit(job)
+    return await _read(gateway.submit(job))
+
+
+async def _read(stream: JobStream) -> tuple[str, list[int], End, int]:
     text, restarts = "", 0
     indexes: list[int] = []
     end: End | None = None
@@ -107,6 +124,62 @@ async def _answer(gateway: Gateway, job: InferenceJob) -> tuple[str, list[int], 
             text += delta.text
             indexes.append(delta.index)
     return text, indexes, end, restarts
+
+
+def test_an_ingress_reads_calls_with_the_lanes_that_the_owner_applies(tmp_path: Path) -> None:
+    def with_p1(**fields: Any) -> dict[Lane, LanePolicy]:
+        return {**DEFAULT_LANES, Lane.P1: structs.replace(DEFAULT_LANES[Lane.P1], **fields)}
+
+    async def scenario() -> None:
+        path = tmp_path / "owner.sock"
+        async with running_owner([ScriptedWorker()], path) as owner:
+            link = OwnerLink(OwnerAddress(path), SystemClock())
+            service = build_ingress(parse({"ledger": f"sqlite:///{tmp_path / 'ledger.db'}"}), link, {})
+            service.start()
+            link.start()
+            try:
+                lanes = with_p1()
+
+                def resolved() -> tuple[float, float, str | None]:
+                    call = service.gateway.models.resolve(
+                        ANONYMOUS, ModelCard(name="m"), Lane.P1, Estimate.exactly(2000),
+                        max_wait_ms=None, ttft_ms_per_1k=None, body=b"{}", budget=600, ignore_eos=True,
+                    )  # fmt: skip
+                    return call.max_wait_s, call.ttft_allowance_s, call.route.length
+
+                assert resolved() == (0.12, 0.0, None)
+                owner.gateway.use_lanes(lanes, 1)
+                await link.wait_connected()
+                lanes.update(with_p1(max_wait_ms=300, ttft_ms_per_1k_tokens=40, long_output_tokens=500))
+                owner.gateway.use_lanes(lanes, 2)
+                await async_until(lambda: resolved() == (0.3, 0.08, "long"))
+                owner.gateway.use_lanes(lanes, 2, LaneTrial(with_p1(max_wait_ms=900), 3, RunSplit("salt", 0.5)))
+                await async_until(lambda: resolved() == (0.9, 0.08, "long"))
+                owner.gateway.use_lanes(DEFAULT_LANES, 4)
+                await async_until(lambda: resolved() == (0.12, 0.0, None))
+            finally:
+                await service.close()
+
+    run(scenario())
+
+
+def test_a_call_that_comes_before_the_link_is_tried_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        begun: list[JobStream | GatewayError] = []
+
+        def begin(gateway: Gateway) -> None:
+            assert begun or not gateway.is_ready
+            try:
+                begun.append(gateway.submit(a_call(gateway)))
+            except GatewayError as error:
+                begun.append(error)
+
+        async with ingress(tmp_path, on_catalog=begin):
+            assert isinstance(begun[0], JobStream), begun[0]
+            text, _, end, _ = await _read(begun[0])
+            assert (text, isinstance(end, Done)) == ("".join(WORDS), True)
+
+    run(scenario())
 
 
 def test_a_stream_that_the_owner_resumes_goes_on(tmp_path: Path) -> None:
@@ -154,10 +227,12 @@ def test_a_stream_continues_with_the_next_owner_under_the_next_attempt(tmp_path:
     async def scenario() -> None:
         async with ingress(tmp_path) as (gateway, owner, worker):
             worker.dies_after = 3  # the owner's own second attempt is running when the owner is lost
-            worker.pause_s = 0.001
-            answering = asyncio.create_task(_answer(gateway, a_call(gateway)))
-            await async_until(lambda: len(worker.plans) == 2 and worker.running)
+            worker.pause_s = 0.1
+            stream = gateway.submit(a_call(gateway))
+            answering = asyncio.create_task(_read(stream))
+            await async_until(lambda: stream.attempt.job.attempt == 2)
             await owner.stop()
+            worker.pause_s = 0.0
             await async_until(lambda: owner.gateway.in_flight == 0)
             await owner.listen()
             text, _, end, _ = await answering

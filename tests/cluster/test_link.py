@@ -64,9 +64,11 @@ def test_a_job_is_the_same_on_the_other_side() -> None:
         repeat=RepeatPolicy("run step", keep=True, linger_s=1.5),
         prefix=("a", "b"),
         max_kv_tokens=7,
+        run_kv_quota=("root", 5),
         ttft_allowance_s=2.5,
         key_id="key",
         parent_run="parent",
+        is_batch=True,
     )
     job = replace(job, payload=replace(job.payload, pooled=PooledInputs(2, ((1,), (2,)), ((0, 1),), 3)))
     sent = frames.decode_frame(frames.encode_frame([frames.Submit(1, False, job_to_fields(job, 100.0))])[4:])[0]

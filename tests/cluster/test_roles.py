@@ -1,89 +1,23 @@
 """A gateway that becomes owner or ingress of its domain while calls run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inferry.cli import wiring
-from inferry.cli.config.loader import parse
-from inferry.cli.roles import Roles
 from inferry.dispatch.pool import Pool
 from inferry.domain.clock import SystemClock
-from inferry.domain.errors import WorkerLost
-from inferry.domain.jobs import ResumeMode
-from inferry.domain.plans import BatchPlan
-from inferry.domain.ports import Emit, Worker
-from inferry.domain.streams import Done, Failed, Item
-from inferry.domain.values import replace
-from inferry.domain.workers import Capacity
-from inferry.ingress.forwarding import ForwardingApp
-from inferry.workers.remote.owner_link import OwnerAddress, OwnerLink
+from inferry.domain.streams import Done
+from inferry.workers.remote.owner_link import OwnerLink
 from inferry.workers.remote.worker import RemoteWorker
-from support.builders import a_job
-from support.loop_helpers import read
-from support.scripted_worker import ScriptedWorker
+from support.gateway_members import WORDS, Member, members, ready
 from support.waiting import async_until
-
-WORDS = [f" w{number}" for number in range(60)]
-SECRET = b"shared"
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 100))
-
-
-class ClosingWorker(ScriptedWorker):
-    """Loses its jobs when it is closed, as engines do."""
-
-    is_closing = False
-
-    async def run(self, plan: BatchPlan, emit: Emit) -> None:
-        def pass_on(item: Item) -> None:
-            is_lost = self.is_closing and isinstance(item, Failed)
-            emit(replace(item, error=WorkerLost("it was closed")) if is_lost else item)
-
-        await super().run(plan, pass_on)
-
-    async def close(self) -> None:
-        self.is_closing = True
-        await super().close()
-
-
-class Member:
-    """A gateway of the domain. Its engines are the script's own: each gateway makes workers for the same ones."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.workers: list[ScriptedWorker] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        config = parse({"ledger": f"sqlite:///{directory / name}.db"})
-        self.service = wiring.assemble(config, [], {}, SystemClock(), app_type=ForwardingApp)
-        self.roles = Roles(self.service, self._make, SystemClock(), listen=("127.0.0.1", 0), secret=SECRET)
-
-    async def _make(self) -> Sequence[tuple[Worker, str]]:
-        worker = ClosingWorker("engine", words=WORDS, can_resume=True, capacity=Capacity(sequences=64))
-        worker.gate = self.gate
-        self.workers.append(worker)
-        return [(worker, "scripted")]
-
-    def address(self, epoch: int) -> OwnerAddress:
-        assert self.roles.port is not None
-        return OwnerAddress(None, "127.0.0.1", self.roles.port, SECRET, epoch)
-
-    def begin(self, number: int) -> "asyncio.Task[tuple[str, Any]]":
-        return asyncio.create_task(self._read(number))
-
-    async def _read(self, number: int) -> tuple[str, Any]:
-        # Unlike bodies: equal calls would share one execution.
-        job = a_job(job_id=f"{id(self)}-{number}", at=self.service.gateway.now(), output=len(WORDS) + number)
-        payload = replace(job.payload, prompt_ids=(1, 2, 3))
-        job = replace(job, stream=True, resume=ResumeMode.CONTINUE, payload=payload)
-        deltas, end = await read(self.service.gateway.submit(job))
-        return "".join(delta.text for delta in deltas), end
 
 
 class SlowPool:
@@ -102,30 +36,12 @@ class SlowPool:
         await self._pool.remove(name, grace_s)
 
 
-@asynccontextmanager
-async def members(directory: Path) -> AsyncIterator[tuple[Member, Member]]:
-    found = Member(directory, "a"), Member(directory, "b")
-    for one in found:
-        one.service.start()
-    try:
-        yield found
-    finally:
-        for one in found:
-            await one.roles.close()
-            await one.service.close()
-
-
-async def _ready(*wanted: Member) -> None:
-    for one in wanted:
-        await async_until(lambda one=one: one.service.gateway.is_ready)  # type: ignore[misc]
-
-
 def test_calls_of_an_ingress_run_on_the_owners_workers(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with members(tmp_path) as (a, b):
             await a.roles.become_owner(1)
             await b.roles.become_ingress(a.address(1))
-            await _ready(a, b)
+            await ready(a, b)
             assert (a.roles.is_owner, b.roles.is_owner) == (True, False)
             text, end = await b.begin(0)
             assert (text, isinstance(end, Done)) == ("".join(WORDS), True)
@@ -140,7 +56,7 @@ def test_streams_survive_a_change_of_owner_without_a_lost_or_repeated_token(tmp_
         async with members(tmp_path) as (a, b):
             await a.roles.become_owner(1)
             await b.roles.become_ingress(a.address(1))
-            await _ready(a, b)
+            await ready(a, b)
             a.workers[0].pause_s = 0.002
             calls = [one.begin(number) for number in range(8) for one in (a, b)]
             await async_until(lambda: a.workers[0].running == 16)
@@ -160,11 +76,11 @@ def test_an_ingress_follows_to_the_next_owner(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with members(tmp_path) as (a, b):
             c = Member(tmp_path, "c")
-            c.service.start()
+            await c.start()
             await a.roles.become_owner(1)
             for one in (b, c):
                 await one.roles.become_ingress(a.address(1))
-            await _ready(a, b, c)
+            await ready(a, b, c)
             a.workers[0].pause_s = 0.002
             calls = [c.begin(number) for number in range(6)]
             await async_until(lambda: a.workers[0].running == 6)
@@ -173,8 +89,7 @@ def test_an_ingress_follows_to_the_next_owner(tmp_path: Path) -> None:
             await c.roles.become_ingress(b.address(2))
             for text, end in await asyncio.gather(*calls):
                 assert (text, isinstance(end, Done)) == ("".join(WORDS), True)
-            await c.roles.close()
-            await c.service.close()
+            await c.close()
 
     run(scenario())
 
@@ -184,7 +99,7 @@ def test_a_call_that_arrives_between_two_owners_waits(tmp_path: Path) -> None:
         async with members(tmp_path) as (a, b):
             await a.roles.become_owner(1)
             await b.roles.become_ingress(a.address(1))
-            await _ready(a, b)
+            await ready(a, b)
             await a.roles.close()
             await async_until(lambda: not b.service.gateway.is_ready)
             call = b.begin(0)
@@ -201,7 +116,7 @@ def test_nothing_is_sent_without_a_valid_lease(tmp_path: Path) -> None:
         async with members(tmp_path) as (a, _):
             owns = [True]
             await a.roles.become_owner(1, lambda: owns[0])
-            await _ready(a)
+            await ready(a)
             owns[0] = False
             call = a.begin(0)
             await async_until(lambda: not a.service.gateway.is_ready or a.service.gateway.in_flight)
@@ -220,7 +135,7 @@ def test_an_owner_that_owns_the_workers_again_sends_in_the_new_epoch(tmp_path: P
             epoch = [1]
             await a.roles.become_owner(1, lambda: epoch[0] == 1)
             await b.roles.become_ingress(a.address(1))
-            await _ready(a, b)
+            await ready(a, b)
             epoch[0] = 2
             await a.roles.become_owner(2, lambda: epoch[0] == 2)
             await b.roles.become_ingress(a.address(2))
@@ -243,7 +158,7 @@ def test_a_gateway_that_cannot_listen_keeps_no_workers(tmp_path: Path) -> None:
             assert (b.roles.is_owner, b.service.pool.names()) == (False, [])
             b.roles._listen = "127.0.0.1", 0
             await b.roles.become_owner(3)
-            await _ready(b)
+            await ready(b)
 
     run(scenario())
 
@@ -275,7 +190,7 @@ def test_a_change_of_role_waits_for_the_workers_of_the_last_owner_to_leave(tmp_p
         async with members(tmp_path) as (a, b):
             await a.roles.become_owner(1)
             await b.roles.become_ingress(a.address(1))
-            await _ready(a, b)
+            await ready(a, b)
             remote = b.service.pool.worker("owner")
             assert isinstance(remote, RemoteWorker)
             pool = SlowPool(b.service.pool)
@@ -283,7 +198,7 @@ def test_a_change_of_role_waits_for_the_workers_of_the_last_owner_to_leave(tmp_p
             await b.roles.become_owner(2)
             await pool.leaving.wait()
             change = asyncio.create_task(b.roles.become_ingress(a.address(1)))
-            await async_until(lambda: b.roles._leaving is None)
+            await async_until(lambda: b.roles._settling is None)
             pool.may_leave.set()
             await change
             assert b.service.pool.names() == ["owner"]

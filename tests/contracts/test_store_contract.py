@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import event
 
 from durable.async_work import a_job, a_job_with_callback
 from inferry.domain.async_jobs import AsyncJob, Delivery, JobEnd, JobToCreate, JobTry
@@ -201,6 +202,39 @@ def test_a_page_of_unfinished_async_jobs_reads_no_other_rows() -> None:
         )
         plan = [row[3] for row in connection.exec_driver_sql(query)]
     assert plan == ["SEARCH async_jobs USING INDEX async_jobs_by_status (status=? AND (tenant,id)>(?,?))"]
+
+
+def test_async_jobs_and_items_of_batches_are_found_by_id_however_many_are_unfinished() -> None:
+    """Without statistics SQLite takes any status for a rare one, and would search through all unfinished jobs."""
+    with closing(LedgerDatabase("sqlite:///:memory:")) as database:
+        jobs, items = AsyncJobStore(database), BatchStore(database)
+        for id in ("job_1", "job_2"):
+            jobs.create(a_job(id), b"{}", None, None)
+        items.create(a_batch(status="in_progress"), [], None)
+        executed: list[tuple[str, Any]] = []
+        with database.reading() as connection:
+            engine = connection.engine
+
+        def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+            executed.append((statement, parameters))
+
+        event.listen(engine, "before_cursor_execute", note)
+        assert len(jobs.load_many(["job_1", "job_2"])) == len(jobs.open_ids(["job_1", "job_2", "job_3"])) == 2
+        items.load_items([("b", 1), ("b", 2)])
+        items.open_items([("b", 1), ("b", 2)])
+        event.remove(engine, "before_cursor_execute", note)
+        with database.reading() as connection:
+            plans = {
+                row[3]
+                for statement, parameters in executed
+                if statement.startswith("SELECT")
+                for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            }
+        assert {plan for plan in plans if "async_jobs" in plan} == {
+            "SEARCH async_jobs USING INDEX sqlite_autoindex_async_jobs_1 (id=?)"
+        }
+        assert all("number=?" in plan for plan in plans if "batch_items" in plan)
+        assert any("batch_items" in plan for plan in plans)
 
 
 def test_an_async_job_ends_once_and_its_callback_is_delivered(database: LedgerDatabase) -> None:

@@ -32,8 +32,6 @@ from inferry.domain.workers import Phase
 from support.contract_model import SPOKEN, ensure_contract_model
 
 SHARING_KINDS = [scripted, over_http, embedded, remote, remote_over_http, python_function]
-
-
 VLLM_KINDS = [
     pytest.param(make, marks=[pytest.mark.vllm, pytest.mark.timeout(600)]) for make in (vllm_over_http, vllm_in_process)
 ]
@@ -320,9 +318,10 @@ def test_a_job_stopped_within_a_character_resumes_before_it(setup: WorkerSetup, 
         return received
 
     received = setup.run(stopped())
-    for _ in range(20):
-        # A server that has fallen behind joins what it has in one event: then only it knows whose text is out.
-        if all(len(ids) == 1 for _, ids in received.pieces("j")):
+    for _ in range(100):
+        # A server that has fallen behind joins what it has in one event: then only it knows whose text is out. And it
+        # may have finished before it was stopped.
+        if isinstance(received.ends["j"], Failed) and all(len(ids) == 1 for _, ids in received.pieces("j")):
             break
         received = setup.run(stopped())
     resume_point = received.failed("j").resume_point
@@ -343,7 +342,8 @@ def test_a_job_that_may_not_resume_reports_no_resume_point(setup: WorkerSetup) -
         await running
         return received
 
-    assert setup.run(scenario()).failed("j").resume_point is None
+    tries = (setup.run(scenario()) for _ in range(3))  # the engine may be faster than the cancellation
+    assert next(one for one in tries if not isinstance(one.ends["j"], Done)).failed("j").resume_point is None
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_a_killed_engine_restarts(setup: WorkerSetup) -> None:
         received = Received()
         jobs = [setup.call("j", tokens=setup.long), setup.call("fixed", tokens=setup.long, resume=ResumeMode.RESTART)]
         running = asyncio.create_task(setup.worker.run(a_plan(setup.worker, *jobs), received))
-        await received.first.wait()
+        await received.first_or_end(running)
         await asyncio.to_thread(kill)
         await running
         await asyncio.to_thread(setup.revive)

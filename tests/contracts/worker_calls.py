@@ -36,6 +36,12 @@ class Received:
         elif isinstance(item, Done | Failed):
             self.ends[item.job_id] = item
 
+    async def first_or_end(self, running: "asyncio.Task[None]") -> None:
+        """The first token. None comes from an engine that was killed after earlier jobs, until its death is noticed."""
+        first = asyncio.create_task(self.first.wait())
+        await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+
     def counted(self, job_id: str) -> int:
         return sum(delta.tokens for delta in self.deltas[job_id])
 

@@ -261,7 +261,8 @@ def on_ray(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
     def start_host(name: str) -> None:
         until_gone(name)
         host = ray.remote(EngineHost).options(name=name, namespace=NAMESPACE, num_cpus=0)
-        hosts.append(host.remote(partial(embedded_program, model_dir, engine)))
+        # Between two tests no loop runs that could send a heartbeat.
+        hosts.append(host.remote(partial(embedded_program, model_dir, engine), silence_s=600.0))
         hosts[-1].run.options(num_returns=0).remote()
 
     @asynccontextmanager

@@ -42,7 +42,13 @@ class House:
 
 @asynccontextmanager
 async def a_house(lanes: Any = DEFAULT_LANES, **script: Any) -> AsyncIterator[House]:
-    house = House(ScriptedWorker(**script), lanes)
+    async with a_house_of(ScriptedWorker(**script), lanes) as house:
+        yield house
+
+
+@asynccontextmanager
+async def a_house_of(worker: ScriptedWorker, lanes: Any = DEFAULT_LANES) -> AsyncIterator[House]:
+    house = House(worker, lanes)
     house.gateway.start()
     while not house.gateway.is_ready:
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferry.dispatch.adapters import AdapterControl
+from inferry.dispatch.fleet_adapters import FleetAdapters
 from inferry.domain.errors import Conflict, InvalidRequest, NotFound
 from inferry.domain.ports import ModelCard
 from inferry.domain.workers import Capacity, Phase, WorkerView
@@ -47,9 +47,13 @@ class Host:
             raise self.problem
         self.adapters.append(name)
 
-    async def unload_adapter(self, name: str) -> None:
+    def unload_adapter(self, name: str) -> Coroutine[Any, Any, None]:
         self.adapters.remove(name)
-        await self.freed.wait()
+
+        async def free() -> None:
+            await self.freed.wait()
+
+        return free()
 
     async def start(self) -> None: ...
 
@@ -69,7 +73,7 @@ class Around:
         self.happened: list[str] = []
         self.running: list[str] = []
 
-    def control(self) -> AdapterControl:
+    def control(self) -> FleetAdapters:
         note = self.happened.append
         pool = SimpleNamespace(
             views=lambda: [host.view() for host in self.hosts.values()],
@@ -87,7 +91,7 @@ class Around:
             share_tokenizer=lambda adapter, model: note(f"tokenizer of {model}"),
             forget_tokenizer=lambda adapter: note("forget tokenizer"),
         )
-        return AdapterControl(pool, loop, models)  # type: ignore[arg-type]
+        return FleetAdapters(pool, loop, models)  # type: ignore[arg-type]
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

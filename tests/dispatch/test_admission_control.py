@@ -14,6 +14,7 @@ from inferry.domain.errors import (
     GatewayError,
     IngressLost,
     RateLimited,
+    RunBudgetExhausted,
     RunCancelled,
     WorkerLost,
 )
@@ -57,6 +58,14 @@ def test_choices_share_the_remaining_budget_and_may_use_all_of_it() -> None:
     cut, granted_tokens, _ = an_entrance().admit(job, a_caller(day_token_ceiling=10 + 31))
     assert (cut.token_budget, cut.payload.output_cap, cut.payload.output_limit) == (10, 10, 30)
     assert granted_tokens <= 30
+
+
+def test_a_job_carries_the_kv_quotas_that_engines_enforce_too() -> None:
+    job = replace(a_call(run="sub"), parent_run="root")
+    admitted, _, _ = an_entrance().admit(job, a_caller(max_kv_tokens=500, run_max_kv_tokens=300))
+    assert (admitted.max_kv_tokens, admitted.run_kv_quota) == (500, ("root", 300)), "a run counts with its sub-runs"
+    shadowed, _, _ = an_entrance().admit(job, a_caller(max_kv_tokens=500, run_max_kv_tokens=300, shadow=True))
+    assert (shadowed.max_kv_tokens, shadowed.run_kv_quota) == (None, None)
 
 
 def test_a_job_of_a_cancelled_run_is_not_retried() -> None:
@@ -147,3 +156,30 @@ def test_a_follower_takes_one_request_of_tenant_and_key_and_no_tokens() -> None:
     rate_limit_status = admission_control.gate.rate_limit_status(caller, 100.0)
     assert rate_limit_status is not None
     assert (rate_limit_status.requests_left, rate_limit_status.tokens_left) == (2, 50)
+
+
+def test_a_job_is_recorded_with_the_first_parent_of_its_run() -> None:
+    admission_control = an_entrance()
+    found = [
+        admission_control.admit(replace(a_call(10, 20, run="run"), parent_run=parent), a_caller())[0].parent_run
+        for parent in ("first", "second", None)
+    ]
+    assert found == ["first"] * 3
+
+
+def test_a_run_that_was_forgotten_is_limited_by_its_root() -> None:
+    admission_control = an_entrance()
+    caller = a_caller(run_token_ceiling=55)
+
+    def call(run: str, parent: str | None = None) -> None:
+        job, _, _ = admission_control.admit(replace(a_call(10, 20, run=run), parent_run=parent), caller)
+        attempt, usage = Attempt(job), used(10, 20)
+        attempt.ended(Done(job.job_id, FinishReason.STOP, usage), 101.0)
+        admission_control.ended(attempt, usage, 101.0)
+
+    call("run", "root")
+    admission_control.runs.expire(10_000.0)
+    assert not admission_control.runs.has_run("a", "run")
+    call("root")
+    with pytest.raises(RunBudgetExhausted):
+        call("run")

@@ -1,7 +1,10 @@
 """Capacities of workers in the dispatch loop."""
 
+import pytest
+
 from inferry.dispatch.capacity import CapacityTracker
 from inferry.domain.attempts import Attempt
+from inferry.domain.decisions import Decision
 from inferry.domain.lanes import DEFAULT_LANES, Lane, ReleaseReason
 from inferry.domain.plans import BatchPlan
 from inferry.domain.queue_depth import QueueDepth
@@ -127,3 +130,24 @@ def test_queued_jobs_are_given_in_rotation_to_the_models_of_the_workers_that_ser
     for number in range(20):
         alone.queued(Attempt(a_job(f"{number}", tokens=2_000, lane=Lane.P2, at=now)), now)
     assert alone.refresh(now)[0].capacity.direct == waits["w"]
+
+
+@pytest.mark.plain  # The controller is replaced in one place, which compiled classes do not allow.
+def test_the_controller_counts_what_the_worker_of_the_job_has_to_compute() -> None:
+    told: list[int] = []
+    reported: list[tuple[str, int, int]] = []
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth(), lambda *hits: reported.append(hits))
+    tracker.update_view(_view(prefix_hits=0), 0.0)
+    tracker._tracked["w"].controller.sent = lambda lane, tokens, now: told.append(tokens)  # type: ignore[method-assign, assignment]
+    for number, cached in enumerate((80, 20)):
+        job = a_job(f"{number}", tokens=100, cached=80)
+        attempt = Attempt(job)
+        attempt.sent(BatchPlan(plan_id=1, worker="w", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0), 0.0)
+        attempt.decision = Decision(picked_by="least_loaded", cached_tokens=cached)
+        tracker.sent(attempt, 0.0)
+        attempt.first_token(0.1)
+        tracker._tracked["w"].controller._activities[job.lane].prefilling += 1
+        tracker.first_token(attempt, 0.1)
+    assert told == [20, 80]
+    tracker.update_view(_view(prefix_hits=96), 0.2)
+    assert reported[-1] == ("m", 80, 96), "only of jobs that went where their prefix is"

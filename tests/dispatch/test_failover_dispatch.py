@@ -1,7 +1,7 @@
 """Jobs with a lost or stopped attempt resume on another worker, and their readers see one stream."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ WORDS = ("one", " two", " three", " four", " five")
 
 class House:
     def __init__(
-        self, workers: list[ScriptedWorker], lanes: dict[Lane, LanePolicy], no_worker_timeout_s: float = 30.0
+        self, workers: Sequence[ScriptedWorker], lanes: dict[Lane, LanePolicy], no_worker_timeout_s: float = 30.0
     ) -> None:
         self.workers = workers
         self.ledger = ListLedger()
@@ -63,10 +63,19 @@ class House:
 
 @asynccontextmanager
 async def a_house(
-    count: int = 2, lanes: dict[Lane, LanePolicy] = DEFAULT_LANES, no_worker_timeout_s: float = 30.0, **script: Any
+    count: int = 2,
+    lanes: dict[Lane, LanePolicy] = DEFAULT_LANES,
+    no_worker_timeout_s: float = 30.0,
+    precisions: Sequence[str | None] = (),
+    **script: Any,
 ) -> AsyncIterator[House]:
+    """`precisions` replaces `count`: one worker of each."""
     script = dict[str, Any](words=WORDS, can_resume=True) | script
-    house = House([ScriptedWorker(f"w{number}", **script) for number in range(count)], lanes, no_worker_timeout_s)
+    workers = [
+        ScriptedWorker(f"w{number}", precision=precision, **script)
+        for number, precision in enumerate(precisions or [None] * count)
+    ]
+    house = House(workers, lanes, no_worker_timeout_s)
     house.gateway.start()
     while not all(
         house.pool.serves_elsewhere("m", [w.name for w in house.workers if w is not one]) for one in house.workers
@@ -107,6 +116,20 @@ def test_failover_of_a_stream_loses_and_repeats_no_token() -> None:
             assert house.metric('inferry_attempt_retries_total{reason="worker_lost",resumed="true"}') == 2
             assert house.metric("inferry_jobs_in_flight") == 0
             assert house.metric("inferry_queued_bytes") == 0
+
+    run(scenario())
+
+
+def test_an_answer_that_began_in_one_precision_is_continued_in_it() -> None:
+    async def scenario() -> None:
+        async with a_house(precisions=("bf16", "bf16", "fp8", "fp8")) as house:
+            for worker in house.workers:
+                worker.dies_after = 2
+            deltas, end = await read(house.submit())
+            assert isinstance(end, Done)
+            assert texts(deltas) == "".join(WORDS)
+            precisions = {worker.view().precision for worker in house.workers if worker.plans}
+            assert len(precisions) == 1
 
     run(scenario())
 
@@ -306,6 +329,35 @@ def test_a_batch_job_is_preempted_for_a_live_one_and_then_resumes() -> None:
             mine = [row for row in house.rows() if row.lane == "P2"]
             assert [row.outcome for row in mine] == [Outcome.PREEMPTED, Outcome.DONE]
             assert house.metric('inferry_attempt_retries_total{reason="preempted",resumed="true"}') == 1
+
+    run(scenario())
+
+
+def test_a_preempted_answer_waits_for_a_worker_of_its_precision() -> None:
+    async def scenario() -> None:
+        many = tuple(f"{number} " for number in range(100))
+        capacity = Capacity(sequences=1)
+        async with a_house(0, PREEMPTING, precisions=("bf16", "fp8"), words=many, capacity=capacity) as house:
+            batch = house.submit(lane=Lane.P2, output=200)
+            while batch.attempt.output_tokens < 40:
+                await asyncio.sleep(0)
+            (first,) = [worker for worker in house.workers if worker.plans]
+            (other,) = [worker for worker in house.workers if worker is not first]
+            first.gate.clear()
+            other.gate.clear()
+            live = [house.submit(lane=Lane.P0, resume=ResumeMode.RESTART, output=100) for _ in range(2)]
+            while any(stream.attempt.plan is None for stream in live):
+                await asyncio.sleep(0)
+            other.gate.set()
+            (elsewhere,) = [s for s in live if s.attempt.plan is not None and s.attempt.plan.worker == other.name]
+            await read(elsewhere)
+            await run_pending()
+            assert batch.attempt.plan is None  # the other worker is free, and has another precision
+            first.gate.set()
+            deltas, end = await read(batch)
+            assert isinstance(end, Done)
+            assert texts(deltas) == "".join(many)
+            assert {row.worker for row in house.rows() if row.lane == "P2"} == {first.name}
 
     run(scenario())
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from dispatch.loop_harness import a_house
+from dispatch.loop_harness import House, a_house, a_house_of
 from inferry.domain.errors import (
     ClientClosed,
     Draining,
-    LedgerUnavailable,
     NoWorker,
     QueueFull,
     QueueTimeout,
@@ -17,10 +16,33 @@ from inferry.domain.errors import (
 )
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.ledger import Outcome
-from inferry.domain.streams import Delta, Done, Failed
+from inferry.domain.plans import BatchPlan
+from inferry.domain.ports import Emit
+from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, Phase
 from support.loop_helpers import read, run, run_pending
+from support.scripted_worker import ScriptedWorker
+
+
+class OneTurnWorker(ScriptedWorker):
+    """Writes a token, and the end: in the same callback where the answer is whole."""
+
+    def __init__(self, *, is_whole: bool) -> None:
+        super().__init__()
+        self._is_whole = is_whole
+
+    async def run(self, plan: BatchPlan, emit: Emit) -> None:
+        for job in plan.jobs:
+            emit(Delta(job.job_id, job.run_id, job.step_id, 0, "one", (1,), 1, b"", self._is_whole))
+            if not self._is_whole:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            emit(Done(job.job_id, FinishReason.STOP, Usage(1, 0, 1)))
+
+
+def ticks(house: House) -> int:
+    return sum(house.metrics.ticks._jobs.counts)
 
 
 def test_a_job_streams_its_words_and_one_ledger_row_accounts_for_it() -> None:
@@ -44,6 +66,30 @@ def test_jobs_of_one_burst_are_planned_together() -> None:
             streams = [house.gateway.submit(house.job()) for _ in range(5)]
             await asyncio.gather(*map(read, streams))
             assert [len(plan.jobs) for plan in house.worker.plans] == [5]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_reader_that_sends_with_others_of_its_turn_sends_before_the_tick_that_follows(is_whole: bool) -> None:
+    async def scenario() -> None:
+        loop, sent_after = asyncio.get_running_loop(), []
+        worker = OneTurnWorker(is_whole=is_whole)
+        async with a_house_of(worker) as house:
+            before = ticks(house)
+            stream = house.gateway.submit(house.job(stream=not is_whole))
+
+            def sent() -> None:
+                sent_after.append(ticks(house) - before)
+
+            def wake() -> None:
+                loop.call_soon(sent)
+
+            stream.listen(wake)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert sent_after[0] == 1, "the tick that has planned the job"
+            assert ticks(house) - before == (2 if is_whole else 3), "offer, first token of a stream, end"
 
     run(scenario())
 
@@ -185,7 +231,7 @@ def test_no_job_is_taken_for_a_model_whose_workers_are_drained() -> None:
             house.pool.drain("scripted")
             while house.gateway.is_ready:
                 await asyncio.sleep(0)
-            with pytest.raises(NoWorker):
+            with pytest.raises(NoWorker, match=f"every worker of model `{house.job().route.model}` is drained"):
                 house.gateway.submit(house.job())
 
     run(scenario())
@@ -200,7 +246,7 @@ def test_a_held_job_is_queued_although_retries_have_filled_its_lane_meanwhile() 
             await run_pending()
             loop = house.gateway._loop
             held = house.job()
-            stream = loop.submit(held, hold_error=LedgerUnavailable("not written in time"))
+            stream = loop.submit(held, batch=1)
             house.worker.dies_after, house.worker.phase = 0, Phase.DOWN
             house.worker.gate.set()
             await asyncio.sleep(1.0)
@@ -262,6 +308,49 @@ def test_a_stream_that_a_drain_ends_counts_as_cancelled_with_what_was_delivered(
             await read(stream)
             (row,) = house.entries()
             assert (row.outcome, row.error_code, row.output_tokens) == (outcome, "draining", 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("seconds", "attained"), [(0.9, True), (1.1, False)])
+@pytest.mark.parametrize("words", [0, 1])
+def test_a_call_that_its_client_gives_up_has_missed_its_target_if_its_next_token_was_due(
+    seconds: float, attained: bool, words: int
+) -> None:
+    targets = {Lane.P1: replace(DEFAULT_LANES[Lane.P1], ttft_ms=1000, itl_ms=5000)}
+
+    async def scenario() -> None:
+        async with a_house(lanes=targets, pause_s=1000.0) as house:
+            if not words:
+                house.worker.gate.clear()
+            house.gateway.submit(house.job(job_id="left"))
+            await asyncio.sleep(seconds + 5 * words)
+            house.gateway.cancel("left")
+            await run_pending()
+            (row,) = house.entries()
+            assert (row.outcome, row.output_tokens, row.attained) == (Outcome.CANCELLED, words, attained)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("sequences", "rounds"), [(8, 100), (64, 1)])
+def test_a_fixed_window_holds_closed_loop_clients_only_until_they_fill_a_worker(sequences: int, rounds: int) -> None:
+    lanes = {Lane.P1: replace(DEFAULT_LANES[Lane.P1], window="fixed", coalesce_ms=3000, max_wait_ms=3000)}
+
+    async def scenario() -> None:
+        async with a_house(lanes=lanes, capacity=Capacity(sequences=sequences)) as house:
+
+            async def client() -> None:
+                for _ in range(rounds):
+                    await read(house.gateway.submit(house.job()))
+
+            began = house.clock.now()
+            await asyncio.gather(*(client() for _ in range(24)))
+            took = house.clock.now() - began
+            if sequences < 24:
+                assert took < 3.5, "only the clients that are left at the end do not fill a batch"
+            else:
+                assert took >= 3.0
 
     run(scenario())
 

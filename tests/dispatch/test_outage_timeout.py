@@ -7,6 +7,7 @@ import pytest
 from inferry.dispatch.outage_timeout import outage_error
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import GatewayError, NoWorker, QueueTimeout, WorkerLost, WorkerUnreachable
+from inferry.domain.jobs import ResumeMode
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.plans import BatchPlan
 from inferry.domain.recovery import MAX_LOSSES, Retry, next_attempt
@@ -99,6 +100,25 @@ def test_jobs_queued_before_the_outage_wait_at_most_the_outage_timeout() -> None
             assert house.clock.now() - began == pytest.approx(30, abs=1.0)
             worker.gate.set()
             await read(running)
+
+    run_virtual(scenario())
+
+
+def test_an_answer_whose_precision_is_out_ends_after_the_timeout_though_another_is_up() -> None:
+    async def scenario() -> None:
+        workers = [FreezingWorker(name, precision=name, can_resume=True) for name in ("bf16", "fp8")]
+        async with a_virtual_gateway(*workers) as house:
+            for worker in workers:
+                worker.dies_after = 1
+            stream = house.submit(stream=True, resume=ResumeMode.CONTINUE)
+            await house.until(lambda: any(worker.plans for worker in workers))
+            (first,) = [worker for worker in workers if worker.plans]
+            await dies(house, first)
+            began = house.clock.now()
+            error = error_of((await read(stream))[1])
+            assert isinstance(error, WorkerLost)
+            assert f"with precision {first.name}" in str(error)
+            assert house.clock.now() - began == pytest.approx(30, abs=5.0)
 
     run_virtual(scenario())
 

@@ -209,8 +209,12 @@ def test_a_drained_worker_gets_nothing_new_until_it_is_readmitted() -> None:
             pool.drain("a")
             assert [view.phase for view in pool.views()] == [Phase.DRAINING, Phase.READY]
             assert pool.serves("m")
+            assert not pool.is_drained("m", None), "one of two is drained"
             pool.drain("b")
             assert not pool.serves("m")
+            assert pool.is_drained("m", None)
+            assert not pool.is_drained("m", "acme"), "workers of other pools are not told of"
+            assert not pool.is_drained("unknown", None)
             assert not pool.is_ready
             await asyncio.sleep(10.0)
             assert [report.phase for report in pool.report()] == ["draining", "draining"]

@@ -38,7 +38,7 @@ def test_the_ledger_has_the_limit_that_kept_a_job_waiting() -> None:
         assert sum(waited.waits.values()) == pytest.approx(2.0, abs=0.01)
         assert (entries["first"].batching_ms, entries["second"].batching_ms) == (0.0, 0.0)
         assert 'inferry_binding_limit_total{worker="scripted",limit="sequences"} 1' in page
-        assert 'inferry_batching_wait_seconds_count{lane="P1"} 0' in page
+        assert 'inferry_batching_wait_seconds_count{lane="P1",model="m"} 0' in page
 
     run(work())
 
@@ -53,7 +53,7 @@ def test_the_ledger_has_the_time_that_a_job_was_held() -> None:
         assert entry.batching_ms == pytest.approx(200.0, abs=1.0)
         assert entry.queue_ms == pytest.approx(entry.batching_ms, abs=1.0)
         assert recorded(entry).held_by == "window"
-        assert 'inferry_batching_wait_seconds_count{lane="P1"} 1' in page
+        assert 'inferry_batching_wait_seconds_count{lane="P1",model="m"} 1' in page
 
     run(work())
 

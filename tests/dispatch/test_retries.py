@@ -15,6 +15,7 @@ from inferry.dispatch import lifecycle
 from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.gpu_accounting import GpuAccounting
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.queue_admission import QueueAdmission
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import ClientClosed, GatewayError, RunBudgetExhausted, WorkerLost
@@ -77,17 +78,16 @@ class House:
         self.pool = Pool(self.workers, self.clock)
         self.metrics = Metrics(["m"], [worker.name for worker in self.workers])
         self.estimator = Estimator()
-        depth = QueueDepth()
+        depth, scheduler = QueueDepth(), Scheduler(lanes)
         self.loop = make_loop(
-            scheduler=Scheduler(lanes),
+            scheduler=scheduler,
             lanes=lanes,
             pool=self.pool,
             recorder=self.recorder,
             metrics=self.metrics,
             clock=self.clock,
             depth=depth,
-            limiter=QueueLimiter(lanes, depth),
-            waits=WaitModel(depth),
+            queue_admission=QueueAdmission(scheduler, QueueLimiter(lanes, depth), WaitModel(depth)),
             estimator=self.estimator,
             deadlines=Deadlines(None, self.clock.now),
             gpu_accounting=GpuAccounting(self.clock, self.pool.reported_view, self.recorder.record),

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferry.dispatch.settings_manager import SettingsManager
-from inferry.domain.errors import NotFound
+from inferry.dispatch.settings_manager import POLL_INTERVAL_S, SettingsManager
+from inferry.domain.errors import Conflict, NotFound
 from inferry.domain.run_split import RunSplit
 from inferry.domain.settings_versions import (
     ChangeKind,
@@ -20,6 +20,7 @@ from inferry.domain.settings_versions import (
     SettingsState,
     SettingsVersion,
 )
+from support.virtual_time import run_virtual
 
 SECTIONS: Sections = {
     "lanes": {"P1": {"ttft_ms": 1000, "max_batch": 8}},
@@ -133,6 +134,17 @@ def lanes(**keys: Any) -> dict[str, Any]:
     return {"P1": {**SECTIONS["lanes"]["P1"], **keys}}
 
 
+def test_a_version_for_models_that_no_worker_serves_now_is_applied_with_force_only(settings: Settings) -> None:
+    settings.store.kept[0] = msgspec.structs.replace(settings.store.kept[0], models=("m", "gone", "away"))
+    settings.apply(lanes=lanes(max_batch=1))
+    changes = len(settings.store.made)
+    with pytest.raises(Conflict, match=r"version 1 was made for away, gone, which no worker serves now.*`force`"):
+        asyncio.run(settings.manager.apply(NewSettings(version=1)))
+    assert (settings.used[-1], len(settings.store.made)) == (2, changes), "nothing was changed"
+    asyncio.run(settings.manager.apply(NewSettings(version=1, force=True)))
+    assert settings.used[-1] == 1
+
+
 def test_an_applied_version_that_is_worse_than_the_time_before_is_rolled_back_once(settings: Settings) -> None:
     settings.serve(1, 50, 0)
     settings.now += 10
@@ -145,6 +157,27 @@ def test_an_applied_version_that_is_worse_than_the_time_before_is_rolled_back_on
     assert "attainment of P1 fell from 100.0% to 18.0%" in settings.store.made[-1].reason
     settings.serve(1, 0, 50)
     assert settings.guard_after(1) == 1, "the version before is not judged"
+
+
+def test_a_second_rollback_goes_further_back_and_the_last_one_is_refused(settings: Settings) -> None:
+    settings.apply(lanes=lanes(max_batch=1))
+    settings.apply(lanes=lanes(max_batch=2))
+    for _ in range(2):
+        asyncio.run(settings.manager.rollback())
+    assert settings.used == [1, 2, 3, 2, 1]
+    with pytest.raises(Conflict, match="active before version 1; versions 2, 3 were rolled back; apply a `version`"):
+        asyncio.run(settings.manager.rollback())
+    assert settings.used == [1, 2, 3, 2, 1], "nothing was changed"
+
+
+def test_rows_of_the_time_before_that_are_written_after_the_change_count(settings: Settings) -> None:
+    arrived_at = settings.now
+    settings.now += 1
+    settings.apply(lanes=lanes(max_batch=1))
+    settings.serve(2, 0, 50)
+    assert settings.guard_after(1) == 2, "no calls of the version before are known yet"
+    settings.store.runs += [(1, arrived_at, True)] * 50
+    assert settings.guard_after(1) == 1
 
 
 def test_an_applied_version_that_is_no_worse_stays(settings: Settings) -> None:
@@ -196,6 +229,41 @@ def test_versions_that_call_other_models_are_compared_by_the_cost_of_a_run(setti
     compared = asyncio.run(settings.manager.comparison())
     cost = next(one for one in compared.measures if one.name == "run_cost")
     assert (cost.active, cost.candidate) == (1.0, 1.0)
+
+
+def test_a_version_applied_at_one_gateway_is_used_by_another_within_the_interval() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        first, second = Settings(store), Settings(store)
+        for one in (first, second):
+            one.manager.restore(SECTIONS)
+            one.manager.start()
+        await first.manager.apply(NewSettings(sections={"lanes": lanes(max_batch=4)}))
+        await asyncio.sleep(POLL_INTERVAL_S + 0.01)
+        assert second.used == first.used == [1, 2]
+        assert second.manager.state is not None
+        assert second.manager.state.active.sections["lanes"] == lanes(max_batch=4)
+        await second.manager.rollback()
+        await asyncio.sleep(POLL_INTERVAL_S + 0.01)
+        assert second.used == first.used == [1, 2, 1]
+        for one in (first, second):
+            await one.manager.close()
+
+    run_virtual(scenario())
+
+
+def test_of_two_changes_at_two_gateways_the_first_counts_and_the_second_is_told() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        first, second = Settings(store), Settings(store)
+        for one in (first, second):
+            one.manager.restore(SECTIONS)
+        await first.manager.apply(NewSettings(sections={"lanes": lanes(max_batch=4)}))
+        with pytest.raises(Conflict, match="at the same time"):
+            await second.manager.apply(NewSettings(sections={"lanes": lanes(max_batch=2)}))
+        assert second.used == first.used == [1, 2]
+
+    run_virtual(scenario())
 
 
 def test_a_version_of_fewer_sections_has_the_others_from_the_file_and_stays_in_use() -> None:

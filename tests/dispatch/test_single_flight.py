@@ -15,7 +15,7 @@ from inferry.domain.errors import (
     RunBudgetExhausted,
     RunCancelled,
 )
-from inferry.domain.jobs import InferenceJob, RepeatPolicy
+from inferry.domain.jobs import InferenceJob, RepeatPolicy, ResumePoint
 from inferry.domain.lanes import Lane
 from inferry.domain.ledger import Outcome
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
@@ -88,6 +88,25 @@ def test_a_job_that_differs_in_what_matters_is_not_shared(how: str) -> None:
             other = harness.gateway.submit(DIFFERENT[how](harness.same_call(first)))
             assert (one.shared_with, other.shared_with) == (None, None)
             assert harness.gateway.submit(harness.same_call(first)).shared_with is not None
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("resumes_first", [True, False])
+def test_a_job_that_resumes_shares_no_execution_because_it_begins_in_the_middle(resumes_first: bool) -> None:
+    async def scenario() -> None:
+        async with a_gateway() as harness:
+            whole = replace(harness.job(stream=True), repeat=RepeatPolicy("r s"))
+            resumed = harness.same_call(whole, resume_point=ResumePoint((1, 2), (0,)))
+            jobs = [resumed, whole] if resumes_first else [whole, resumed]
+            streams = {job.job_id: harness.gateway.submit(job) for job in jobs}
+            await harness.worker.says(whole, "one", " two")
+            await harness.worker.ends(whole)
+            await harness.worker.says(resumed, " two")
+            await harness.worker.ends(resumed)
+            assert await text_of(streams[whole.job_id]) == "one two"
+            assert await text_of(streams[resumed.job_id]) == " two"
+            assert await harness.executions() == 2
 
     run(scenario())
 

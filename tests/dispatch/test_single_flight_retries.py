@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from dispatch.single_flight_harness import FREE, a_gateway, text_of
 from inferry.domain.errors import (
     RunCancelled,
@@ -48,6 +50,37 @@ def test_a_retry_joins_a_lingering_call() -> None:
             await harness.worker.says(first, " three")
             await harness.worker.ends(first)
             assert (retry.shared_with, await text_of(retry)) == (first.job_id, "one two three")
+
+    run(scenario())
+
+
+def test_a_job_that_comes_back_while_its_call_lingers_leads_it_again() -> None:
+    async def scenario() -> None:
+        async with a_gateway() as harness:
+            job = replace(harness.job(FREE), repeat=RepeatPolicy("r s", linger_s=20.0))
+            harness.gateway.submit(job)
+            await harness.worker.says(job, "one")
+            harness.gateway.cancel(job.job_id)
+            again = harness.gateway.submit(job)
+            await harness.worker.says(job, " two")
+            await harness.worker.ends(job)
+            assert (again.shared_with, await text_of(again)) == (None, "one two")
+            assert harness.rows()[job.job_id].outcome is Outcome.DONE
+            assert not harness.gateway._single_flight._subscribers
+
+    run(scenario())
+
+
+def test_a_job_that_has_a_reader_is_not_submitted_again() -> None:
+    async def scenario() -> None:
+        async with a_gateway() as harness:
+            job = replace(harness.job(FREE), repeat=RepeatPolicy("r s"))
+            stream = harness.gateway.submit(job)
+            with pytest.raises(ValueError, match="in flight already"):
+                harness.gateway.submit(job)
+            await harness.worker.says(job, "one")
+            await harness.worker.ends(job)
+            assert await text_of(stream) == "one"
 
     run(scenario())
 

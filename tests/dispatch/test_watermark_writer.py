@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from admission.builders import a_caller
+from inferry.admission.overflow_budget import OverflowBudget
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
 from inferry.cli.gateway_wiring import make_gateway
@@ -16,15 +17,21 @@ from inferry.dispatch import loop as loop_module
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.clock import SystemClock
-from inferry.domain.lanes import DEFAULT_LANES
+from inferry.domain.errors import NoWorker, WorkerLost
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.prices import NANOS_PER_UNIT, Price
 from inferry.domain.spending import Watermark, WatermarkBatch
 from inferry.domain.streams import Done, Failed
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase, WorkerView
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from support.builders import a_job
 from support.loop_helpers import ListLedger, read
 from support.scripted_worker import ScriptedWorker
 
+CEILING_NANOS = 100_000
 LIMITED = a_caller("a", day_token_ceiling=1_000_000)
 FREE = a_caller("b")
 
@@ -62,29 +69,49 @@ class Disk:
         pass
 
 
+class HostedWorker(ScriptedWorker):
+    def view(self) -> WorkerView:
+        return replace(super().view(), overflow=True)
+
+
+class AbsentWorker(ScriptedWorker):
+    async def start(self) -> None:
+        raise WorkerLost("the script said so")
+
+
 class House:
-    def __init__(self, disk: Disk, idle_s: float, sweep_s: float) -> None:
-        self.worker = ScriptedWorker()
+    """With `hosted`, all calls of P0 overflow, since the own worker never starts; one is afforded."""
+
+    def __init__(self, disk: Disk, idle_s: float, sweep_s: float, *, hosted: bool = False) -> None:
+        self.worker = HostedWorker() if hosted else ScriptedWorker()
+        workers = [AbsentWorker("own"), self.worker] if hosted else [self.worker]
         self.clock = SystemClock()
         self.recorder = Recorder(ListLedger())
-        gate = QuotaGate({}, watermarks=WatermarkTracker())
-        self.keeper = WatermarkWriter(gate, disk, self.recorder, self.clock, sweep_s=sweep_s, idle_s=idle_s)
+        tracker = WatermarkTracker()
+        gate = QuotaGate({}, watermarks=tracker)
+        price = {"m": Price(input=1.0, output=1.0)}
+        overflow = OverflowBudget(price, CEILING_NANOS / NANOS_PER_UNIT, watermarks=tracker) if hosted else None
+        self.keeper = WatermarkWriter(gate, disk, self.recorder, self.clock, overflow, sweep_s=sweep_s, idle_s=idle_s)
+        self.pool = Pool(workers, self.clock)
         self.gateway = make_gateway(
             lanes=DEFAULT_LANES,
-            pool=Pool([self.worker], self.clock),
+            pool=self.pool,
             recorder=self.recorder,
-            metrics=Metrics(["m"], [self.worker.name]),
+            metrics=Metrics(["m"], [worker.name for worker in workers]),
             clock=self.clock,
             gate=gate,
             watermarks=self.keeper,
+            overflow=overflow,
         )
 
 
 @asynccontextmanager
-async def a_house(disk: Disk, idle_s: float = 60.0, sweep_s: float = 60.0) -> AsyncIterator[House]:
-    house = House(disk, idle_s, sweep_s)
+async def a_house(
+    disk: Disk, idle_s: float = 60.0, sweep_s: float = 60.0, *, hosted: bool = False
+) -> AsyncIterator[House]:
+    house = House(disk, idle_s, sweep_s, hosted=hosted)
     house.gateway.start()
-    while not house.gateway.is_ready:
+    while house.pool.view(house.worker.name).phase is not Phase.READY:
         await asyncio.sleep(0)
     try:
         yield house
@@ -109,6 +136,34 @@ def test_a_call_under_a_ceiling_is_not_served_before_its_watermark_is_written() 
             assert isinstance(end, Done)
             assert disk.watermarks["tenant", "", "day"].tokens > 0
         assert disk.watermarks == {}
+
+    run(body())
+
+
+def test_a_call_that_overflows_is_not_sent_before_its_cost_is_written() -> None:
+    async def body() -> None:
+        disk, left = Disk(), Disk()
+        async with a_house(disk, hosted=True) as house:
+
+            def a_call() -> InferenceJob:
+                return replace(a_job(at=house.clock.now(), tenant="b", lane=Lane.P0), token_budget=3)
+
+            disk.works.clear()
+            held = house.gateway.submit(a_call(), FREE)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert house.worker.plans == []
+            disk.works.set()
+            _, end = await read(held)
+            assert isinstance(end, Done)
+            (mark,) = disk.watermarks.values()
+            assert (mark.scope, mark.tenant, mark.nanos) == ("overflow", "b", CEILING_NANOS)
+            left.watermarks = dict(disk.watermarks)
+        assert disk.watermarks == {}
+        async with a_house(left, hosted=True) as after_kill:
+            with pytest.raises(NoWorker):
+                after_kill.gateway.submit(a_call(), FREE)
+            assert after_kill.worker.plans == []
 
     run(body())
 

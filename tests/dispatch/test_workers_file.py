@@ -179,6 +179,7 @@ def test_a_worker_that_takes_long_to_drain_holds_up_only_its_successor(tmp_path:
         await it.watch.poll()
         assert it.pool.view("slow").phase in (Phase.DRAINING, Phase.STARTING)
         busy = False
+        it.pool._get("slow").job_ended.set()
         await it.fleet.wait_settled()
         assert it.versions() == ["new:1", "quick:2", "slow:3"]
 

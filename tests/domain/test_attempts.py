@@ -17,7 +17,7 @@ from inferry.domain.lanes import ReleaseReason
 from inferry.domain.ledger import Outcome
 from inferry.domain.plans import BatchPlan
 from inferry.domain.recovery import MAX_LOSSES, Retry, next_attempt, total_usage
-from inferry.domain.streams import Failed, Usage
+from inferry.domain.streams import Done, Failed, FinishReason, Placed, Usage
 from inferry.domain.values import replace
 from support.builders import a_job
 
@@ -168,3 +168,14 @@ def test_a_call_that_its_engine_refuses_as_invalid_counts_neither_as_attained_no
     attempt.slo_attained = True
     attempt.ended(Failed(attempt.job.job_id, error), 1.0)
     assert attempt.entry(0.0).attained is attained
+
+
+@pytest.mark.parametrize(("shared_with", "charged"), [("another", 0), ("itself", 7), (None, 7)])
+def test_an_attempt_that_shares_the_execution_of_another_job_has_used_nothing(
+    shared_with: str | None, charged: int
+) -> None:
+    attempt = sent(a_job(job_id="itself"))
+    attempt.placed = Placed("itself", "w", 0.0, 1, shared_with=shared_with)
+    attempt.ended_at, attempt.end = 1.0, Done("itself", FinishReason.STOP, Usage(5, 0, 7, 0.1))
+    assert attempt.usage().output_tokens == charged
+    assert attempt.shared_with == ("another" if charged == 0 else None)

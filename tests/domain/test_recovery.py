@@ -24,10 +24,16 @@ PROMPT = (5, 6, 7)
 
 
 def lost(
-    job: InferenceJob, written: int, error: GatewayError | None = None, resume_point: ResumePoint | None = None
+    job: InferenceJob,
+    written: int,
+    error: GatewayError | None = None,
+    resume_point: ResumePoint | None = None,
+    precision: str | None = None,
 ) -> Retry | Done | None:
     attempt = Attempt(job)
-    plan = BatchPlan(plan_id=1, worker="w", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
+    plan = BatchPlan(
+        plan_id=1, worker="w", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0, precision=precision
+    )
     attempt.sent(plan, 0.0)
     if written:
         attempt.first_token(0.1)
@@ -63,6 +69,26 @@ def test_a_job_resumes_after_the_last_delivered_token() -> None:
     assert again.job.route.avoid == ("w",)
     assert again.job.batch_key.route == again.job.route
     assert again.job.max_wait_s == 0.0
+
+
+@pytest.mark.parametrize("error", [WorkerLost("x"), Preempted("x")])
+def test_a_job_that_resumes_keeps_the_precision_it_began_with(error: GatewayError) -> None:
+    point = ResumePoint(PROMPT, (1, 2))
+    again = lost(a_stream(), 2, error, point, precision="bf16")
+    assert isinstance(again, Retry)
+    assert again.job.route.precision == "bf16"
+    assert again.job.batch_key.route == again.job.route
+    # A later attempt without output changes nothing.
+    third = lost(again.job, 0, error, precision="bf16")
+    assert isinstance(third, Retry)
+    assert third.job.route.precision == "bf16"
+
+
+@pytest.mark.parametrize("error", [WorkerLost("x"), Preempted("x")])
+def test_a_job_that_restarts_may_get_another_precision(error: GatewayError) -> None:
+    again = lost(a_stream(), 0, error, precision="bf16")
+    assert isinstance(again, Retry)
+    assert again.job.route.precision is None
 
 
 def test_a_job_without_exact_tokens_cannot_resume_after_delivery() -> None:

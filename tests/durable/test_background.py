@@ -1,111 +1,24 @@
 """Background responses: executed once, whatever becomes of the process that accepted them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec import Raw
 
-from inferry.domain.clock import ManualClock
+from durable.background_process import Start, a_call, a_response, scenario
 from inferry.domain.errors import InvalidRequest, LedgerUnavailable, NotFound, StorageDisabled, TenantConcurrency
 from inferry.domain.storage import StorageLimits
 from inferry.durable import background as module
-from inferry.durable.background import BackgroundCall, BackgroundResponses
-from inferry.durable.documents import Documents
+from inferry.durable import outages
 from inferry.durable.event_log import EventLog, split_events
-from inferry.durable.execute import CallAnswer, StoredCall
-from inferry.durable.executor import StoreExecutor
-from inferry.durable.responses import MAX_CHAIN, StoredResponse, StoredResponses
+from inferry.durable.execute import CallAnswer
+from inferry.durable.responses import MAX_CHAIN
 from inferry.ledger.stores.attempts import AttemptStore
-from inferry.ledger.stores.database import LedgerDatabase
-from inferry.ledger.stores.documents import DocumentStore
 from ledger.builders import an_entry
-
-
-class FakeGateway:
-    """Answers calls as the test says."""
-
-    def __init__(self) -> None:
-        self.calls: list[StoredCall] = []
-        self.answers: list[CallAnswer] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.ledger_writes = self.failing_writes = 0
-
-    async def write_ledger(self) -> None:
-        self.ledger_writes += 1
-        if self.ledger_writes <= self.failing_writes:
-            raise LedgerUnavailable("away")
-
-    def paths(self) -> frozenset[str]:
-        return frozenset()
-
-    async def call(self, call: StoredCall) -> CallAnswer:
-        self.calls.append(call)
-        await self.gate.wait()
-        if self.answers:
-            return self.answers.pop(0)
-        response = bytes(a_response("completed").response)
-        if call.on_piece is None:
-            return CallAnswer(status=200, body=response)
-        event = b'event: response.completed\ndata: {"type":"response.completed","response":%b}\n\n' % response
-        call.on_piece(event)
-        return CallAnswer(status=200, body=b": waiting\n\n" + event)
-
-
-def a_response(status: str, **more: Any) -> StoredResponse:
-    response = msgspec.json.encode({"id": "resp_1", "status": status, "background": True, "output": []})
-    return StoredResponse(response=Raw(response), input=[Raw(b'{"id":"msg_1_i0"}')], **more)
-
-
-def a_call(**more: Any) -> BackgroundCall:
-    fields = {"key_id": None, "body": Raw(b"{}"), "headers": {}, "created_at": 0.0, "is_streamed": False, **more}
-    return BackgroundCall(**fields)
-
-
-class Process:
-    """One life of the gateway, as far as this is concerned."""
-
-    def __init__(self, documents: Documents, limits: StorageLimits, clock: ManualClock) -> None:
-        self.gateway = FakeGateway()
-        self.documents = documents
-        self.responses = StoredResponses(documents, limits)
-        self.background = BackgroundResponses(
-            self.responses, documents, self.gateway, clock.wall, write_ledger=self.gateway.write_ledger
-        )
-
-    async def status(self, id: str, tenant: str = "acme") -> str:
-        return (await self.responses.get(tenant, id)).state.status
-
-    async def until_ended(self, id: str = "resp_1", tenant: str = "acme") -> str:
-        async with asyncio.timeout(120):
-            while self.background.is_running(tenant, id) or await self.status(id, tenant) == "queued":
-                await asyncio.sleep(0.001)
-        return await self.status(id, tenant)
-
-
-Start = Callable[[], Process]
-
-
-@asynccontextmanager
-async def a_database(path: Path, limits: StorageLimits | None = None) -> AsyncIterator[Start]:
-    with closing(LedgerDatabase(f"sqlite:///{path / 'ledger.db'}")) as database:
-        executor, clock = StoreExecutor(), ManualClock()
-        documents = Documents(DocumentStore(database), executor, clock)
-        yield lambda: Process(documents, limits or StorageLimits(), clock)
-        await executor.close()
-
-
-def scenario(path: Path, work: Callable[[Start], Awaitable[None]], limits: StorageLimits | None = None) -> None:
-    async def run() -> None:
-        async with a_database(path, limits) as start:
-            await work(start)
-
-    asyncio.run(run())
+from support.waiting import async_until
 
 
 def test_an_accepted_response_is_executed_once(tmp_path: Path) -> None:
@@ -170,6 +83,75 @@ def test_a_charged_call_that_is_refused_after_a_restart_keeps_its_job_id(tmp_pat
     scenario(tmp_path, work)
 
 
+@pytest.mark.parametrize("read", ["of_kind", "get", "charged_jobs"])
+def test_a_read_that_fails_at_the_start_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str) -> None:
+    monkeypatch.setattr(outages, "INITIAL_RETRY_S", 0.0)
+
+    async def work(start: Start) -> None:
+        process = start()
+        await process.documents.put("acme", module.KIND, "resp_1", msgspec.json.encode(a_call()), ttl_s=None)
+        await process.responses.put("acme", "resp_1", a_response("queued"))
+        succeed, failures = getattr(process.documents, read), [LedgerUnavailable("away")] * 2
+
+        async def fail(*args: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return await succeed(*args)
+
+        monkeypatch.setattr(process.documents, read, fail)
+        process.background.start()
+        await async_until(lambda: not failures)
+        assert await process.until_ended() == "completed"
+        assert len(process.gateway.calls) == 1
+        await process.background.close()
+
+    scenario(tmp_path, work)
+
+
+def test_a_response_that_cannot_be_read_fails_and_later_ones_continue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(start: Start) -> None:
+        process = start()
+        call = msgspec.json.encode(a_call())
+        for number, content in enumerate((b'{"body":"secret', b'{"key_id":"\xff"}', call, call), 1):
+            await process.documents.put("acme", module.KIND, f"resp_{number}", content, ttl_s=None)
+            await process.responses.put("acme", f"resp_{number}", a_response("queued"))
+        await process.documents.put("acme", "response", "resp_3", b'{"input":"secret', ttl_s=None)
+        process.background.start()
+        assert await process.until_ended("resp_4") == "completed"
+        assert [await process.status(f"resp_{number}") for number in (1, 2)] == ["failed", "failed"]
+        assert len(process.gateway.calls) == 1
+        assert not await process.documents.of_kind(module.KIND)
+        await process.background.close()
+
+    scenario(tmp_path, work)
+    assert caplog.text.count("cannot be read") == 3
+    assert "secret" not in caplog.text
+
+
+def test_a_response_that_is_being_accepted_is_not_taken_for_one_that_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(start: Start) -> None:
+        process = start()
+        put = process.responses.put
+
+        async def put_later(*args: Any) -> None:
+            before = asyncio.all_tasks()
+            process.background.start()
+            await asyncio.wait(asyncio.all_tasks() - before)
+            await put(*args)
+
+        monkeypatch.setattr(process.responses, "put", put_later)
+        await process.background.accept("acme", "resp_1", a_response("queued"), a_call())
+        assert await process.until_ended() == "completed"
+        assert len(process.gateway.calls) == 1
+        await process.background.close()
+
+    scenario(tmp_path, work)
+
+
 def test_a_call_that_is_left_of_an_ended_response_is_not_made(tmp_path: Path) -> None:
     async def work(start: Start) -> None:
         process = start()
@@ -207,7 +189,7 @@ def test_a_refused_call_is_tried_again_and_a_final_error_fails(tmp_path: Path) -
 
 
 def test_a_database_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INITIAL_RETRY_S", 0.0)
+    monkeypatch.setattr(outages, "INITIAL_RETRY_S", 0.0)
 
     async def work(start: Start) -> None:
         process = start()
@@ -233,6 +215,29 @@ def test_a_response_that_was_deleted_meanwhile_is_not_stored_again(tmp_path: Pat
         with pytest.raises(NotFound):
             await process.responses.get("acme", "resp_1")
         assert not await process.documents.of_kind(module.KIND)
+
+    scenario(tmp_path, work)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_nothing_is_stored_of_a_tenant_whose_calls_were_stopped(tmp_path: Path, is_streamed: bool) -> None:
+    async def work(start: Start) -> None:
+        process = start()
+        process.gateway.answers = [CallAnswer(status=503, body=b"", retry_after_s=0.0)] * 1000
+        for tenant in ("acme", "other"):
+            call = a_call(is_streamed=is_streamed)
+            await process.background.accept(tenant, "resp_1", a_response("queued"), call)
+        await async_until(lambda: len(process.gateway.calls) == 4)
+        await process.background.stop_tenant("acme")
+        await process.documents.delete("acme", module.KIND, "resp_1")
+        await process.responses.delete("acme", "resp_1")
+        process.gateway.calls.clear()
+        process.gateway.answers.clear()
+        assert await process.until_ended("resp_1", "other") == "completed"
+        assert {call.tenant for call in process.gateway.calls} == {"other"}
+        assert not await process.documents.of_kind(module.KIND)
+        assert {one.tenant for one in await process.documents.of_kind("response")} == {"other"}
+        await process.background.close()
 
     scenario(tmp_path, work)
 

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from inferry.domain.clock import ManualClock
 from inferry.domain.errors import Conflict, LedgerUnavailable
@@ -47,6 +48,18 @@ def test_a_document_is_replaced_unless_that_is_a_conflict(store: DocumentStore) 
     assert found.created_at == 5.0
     with pytest.raises(Conflict):
         store.put(a_document(), replace=False)
+
+
+def test_of_two_that_replace_the_same_content_one_does(store: DocumentStore) -> None:
+    store.put(a_document())
+    first, second = (replace(a_document(created_at=5.0), content=content) for content in (b"first", b"second"))
+    assert store.swap(first, b"{}")
+    assert not store.swap(second, b"{}")
+    assert store.get("acme", "response", "a", now=6.0) == first
+    assert store.ids_of_kind("response") == {("acme", "a")}
+    store.delete("acme", "response", "a")
+    assert not store.swap(second, b"first")
+    assert store.ids_of_kind("response") == frozenset()
 
 
 def test_an_expired_document_is_not_found_and_swept_later(store: DocumentStore) -> None:

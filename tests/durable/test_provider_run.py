@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from durable.test_batch_runner import Bench, Engine
+from durable.batch_bench import Bench, Engine
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.errors import WorkerLost
 from inferry.domain.ledger import LedgerEntry

@@ -65,6 +65,28 @@ def test_a_paused_holder_stores_no_second_result() -> None:
     run_virtual(scenario())
 
 
+def test_work_that_a_queue_without_its_data_delivers_again_goes_on_where_it_runs() -> None:
+    async def scenario() -> None:
+        async with a_world() as world:
+            holder = world.consumers[0]
+            answer: asyncio.Future[CallAnswer] = asyncio.get_running_loop().create_future()
+            holder.execute.script = lambda _: answer
+            world.accept("job_1")
+            await until(lambda: bool(holder.execute.calls))
+            world.queue.lose()
+            await world.swept.sweep()
+            await until(lambda: holder.runner.deliveries["taken"] == 2)
+            await asyncio.sleep(1.0)
+            assert holder.execute.job_ids == ["job_1-0"]
+            assert (len(holder.runner._held), sum(holder.runner._running.values())) == (1, 1)
+            answer.set_result(OK)
+            await until(lambda: not world.queue.ids)
+            assert (world.status("job_1"), holder.runner._held) == ("completed", {})
+            assert not sum(holder.runner._running.values())
+
+    run_virtual(scenario())
+
+
 def test_a_job_that_breaks_every_consumer_is_a_dead_letter_with_a_reason() -> None:
     async def scenario() -> None:
         async with a_world() as world:

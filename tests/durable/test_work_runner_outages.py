@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from durable.async_work import OK, until
 from durable.queue_world import a_world
 from inferry.domain.storage import Batch, BatchDetail, BatchItem, item_id
@@ -41,6 +43,23 @@ def test_a_slow_load_stops_no_renewal() -> None:
             answer.set_result(OK)
             await until(lambda: {world.status("job_1"), world.status("job_2")} == {"completed"})
             assert holder.execute.job_ids == ["job_1-0", "job_2-0"]
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("sweeps", [True, False])
+def test_a_job_that_is_accepted_while_the_queue_is_away_does_not_wait_for_a_sweep(sweeps: bool) -> None:
+    async def scenario() -> None:
+        async with a_world() as world:
+            await asyncio.sleep(1.0)  # the first sweep is over, the next one is nine seconds away
+            if not sweeps:
+                await world.swept.close()
+            world.queue.is_up = False
+            world.accept("job_1")
+            await asyncio.sleep(2.0)
+            world.queue.is_up = True
+            await asyncio.sleep(3.0)
+            assert world.status("job_1") == "completed"
 
     run_virtual(scenario())
 

@@ -19,6 +19,7 @@ from support.http_gateway import HttpGateway
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 from support.upstream import Upstream, begin, chunk, role, well_behaved
+from support.waiting import until
 
 HELLO: list[MessageParam] = [{"role": "user", "content": "Classify this ticket: I was charged twice."}]
 GREEDY = {"temperature": 0}
@@ -310,8 +311,12 @@ def test_overload_is_529_with_a_time_to_retry(tmp_path: Path) -> None:
             return None
 
         gateway.run(close_gate(gateway))
-        with ThreadPoolExecutor(3) as threads:  # one runs, one is queued
-            (busy,) = [error for error in threads.map(ask, range(3)) if error is not None]
+        with ThreadPoolExecutor(3) as threads:
+            running = threads.submit(ask, 0)
+            until(lambda: gateway.worker.plans)
+            refused = list(threads.map(ask, (1, 2)))  # one is queued
+            assert running.result() is None
+    (busy,) = [error for error in refused if error is not None]
     assert busy.status_code == 529
     assert int(busy.response.headers["retry-after"]) >= 1
     assert busy.response.headers["x-inferry-drop-reason"] == "queue_full"

@@ -9,48 +9,10 @@ from typing import Any
 import pytest
 
 from inferry.durable.callback_signature import sign
+from support.async_job_gateway import BODY, CALLBACKS, Jobs
 from support.callback_receiver import CallbackReceiver, Received
-from support.scripted_worker import ScriptedWorker
-from support.tenant_gateway import CHAT, Answer, TenantGateway, bearer
+from support.tenant_gateway import CHAT, bearer
 from support.waiting import until
-
-BODY = {"model": "m", "messages": [{"role": "user", "content": "the question"}]}
-CALLBACKS = {"allow_http": True, "allowed_networks": ["127.0.0.0/8"], "initial_backoff_s": 0.05, "max_backoff_s": 0.2}
-
-
-class Jobs(TenantGateway):
-    worker: ScriptedWorker
-
-    def __init__(self, directory: Path, config: dict[str, Any] | None = None, **script: Any) -> None:
-        def make() -> tuple[list[ScriptedWorker], dict[str, Any]]:
-            self.worker = ScriptedWorker(**script)
-            return [self.worker], {}
-
-        super().__init__(directory, make, {"callbacks": CALLBACKS, **(config or {})})
-
-    def __enter__(self) -> "Jobs":
-        super().__enter__()
-        self.acme = self.key("acme")
-        return self
-
-    def create(self, body: Any = BODY, endpoint: str = CHAT, *, key: str | None = None, **more: Any) -> Answer:
-        headers = {name.replace("_", "-"): more.pop(name) for name in list(more) if name.startswith(("x_", "idem"))}
-        given = {"endpoint": endpoint, "body": body, **more}
-        return self.call("POST", "/v1/jobs", given, bearer(key or self.acme, **headers))
-
-    def get(self, id: str, key: str | None = None) -> Any:
-        answer = self.call("GET", f"/v1/jobs/{id}", None, bearer(key or self.acme))
-        assert answer.status == 200, answer.body
-        return answer.json
-
-    def ended(self, id: str) -> Any:
-        until(lambda: self.get(id)["status"] != "in_progress")
-        return self.get(id)
-
-    def secret(self, tenant: str = "acme", **more: Any) -> bytes:
-        answer = self.as_admin("POST", f"/admin/tenants/{tenant}/callback-secrets", more)
-        assert answer.status == 201, answer.body
-        return base64.b64decode(answer.json["secret"].removeprefix("whsec_"))
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +73,12 @@ def test_an_error_of_the_request_is_the_answer_of_a_failed_job(gateway: Jobs) ->
         ({"endpoint": CHAT}, {}, "invalid_request", None),
         ({"endpoint": CHAT, "body": []}, {}, "invalid_request", "body"),
         ({"endpoint": CHAT, "body": {**BODY, "stream": True}}, {}, "invalid_request", "body.stream"),
+        (
+            {"endpoint": "/v1/responses", "body": {"model": "m", "input": "x", "background": True}},
+            {},
+            "invalid_request",
+            "body.background",
+        ),
         ({"endpoint": CHAT, "body": BODY, "metadata": {"k" * 65: ""}}, {}, "invalid_request", "metadata"),
         ({"endpoint": CHAT, "body": BODY, "more": 1}, {}, "invalid_request", None),
         ({"endpoint": CHAT, "body": BODY}, {"x-inferry-lane": "P7"}, "unknown_lane", "x-inferry-lane"),

@@ -6,9 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, expect
 
+from inferry.ingress.dashboard.static import PREFIX
 from support.browser import PATIENCE_MS, Viewer, chromium
 from support.scripted_worker import ScriptedWorker
 from support.serving import Serving, post
@@ -112,20 +114,73 @@ def test_the_page_follows_a_burst_of_real_calls(real: Serving, open_page: Open) 
     expect(page.locator("#cost-rows .cost")).not_to_have_count(0)
 
 
+def test_a_late_p95_is_red_where_the_lane_misses_its_target_only(tmp_path: Path, open_page: Open) -> None:
+    shown = """async ([prefix, attainment]) => {
+        const { LanesPanel } = await import(`${prefix}lanes.js`);
+        const parent = document.createElement("div");
+        const known = { ttft_p95_ms: 90, ttft_target_ms: 500, itl_p95_ms: 61, itl_target_ms: 30, attainment };
+        const none = { queued: 0, calls_per_s: 1, queue_p95_ms: 1, queue_p50_ms: 1 };
+        new LanesPanel(parent).live({ at: 1, lanes: [{ lane: "P0", ...known, ...none }] });
+        const fact = parent.querySelectorAll(".fact")[3];
+        return [fact.getAttribute("data-over"), fact.querySelector("dt").title.includes("TTFT + i")];
+    }"""
+    with scripted(tmp_path) as gateway:
+        viewer = open_page(gateway.url)
+        viewer.until_live()
+        assert viewer.page.evaluate(shown, [PREFIX, 1.0]) == [None, True]
+        assert viewer.page.evaluate(shown, [PREFIX, 0.9]) == ["true", True]
+        viewer.close()
+
+
 def test_a_run_opens_with_its_timeline(real: Serving, open_page: Open) -> None:
     for step in ("plan", "search", "answer"):
         assert call(real, "timeline-run", tokens=16, **{"x-inferry-step-id": step})[0] == 200
+    use = {"a<i>b": {"calls": 2, "seconds": 1.5}, "write": {"calls": 1, "seconds": 4}}
+    assert post(real.url, "/v1/runs/timeline-run/finish", {"tools": use})[0] == 200
     viewer = open_page(real.url)
     page = viewer.page
     page.locator(".run-link", has_text="timeline-run").click()
+    expect(page.locator(".run-facts")).to_contain_text("write 4.0 s (1), a<i>b 1.5 s (2)")
+    expect(page.locator(".run-facts div", has_text="Cost")).to_have_text("Cost\N{EN DASH}")
+    expect(page.locator(".worker-facts dt").last).to_have_text("Busy, 1 min")
     expect(page.locator(".step-name")).to_have_text(["plan", "search", "answer"])
     expect(page.locator(".step .k-decode")).to_have_count(3)
     expect(page.locator(".step").first.locator(".k-tool")).to_have_count(2)
     page.locator(".step").first.click()
     expect(page.locator(".step-detail").first).to_contain_text("Worker")
     expect(page.locator(".step-detail").first).to_contain_text("local")
+    expect(page.locator(".step-detail").first.locator(".whole")).to_contain_text("Decision")
+    expect(page.locator(".step-detail").first.locator(".whole dd")).to_contain_text("Sent to local")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Perfetto trace").click()
+    assert download.value.suggested_filename == "timeline-run.perfetto.json"
+    trace = msgspec.json.decode(download.value.path().read_bytes())
+    assert {one["args"]["name"] for one in trace["traceEvents"] if one["ph"] == "M"} >= {"plan", "search", "answer"}
     page.keyboard.press("Escape")
     expect(page.locator("#run-dialog")).not_to_be_visible()
+
+
+def test_a_firing_and_a_pending_alert_are_shown(tmp_path: Path, open_page: Open) -> None:
+    # Both are true from the second sample on, without any load.
+    rules = {
+        "InferryEventLoopLag": {"threshold": -1, "for_s": 0},
+        "InferryQueueNearlyFull": {"threshold": -1, "for_s": 3600},
+    }
+    with scripted(tmp_path, config={"alerts": {"rules": rules}}) as gateway:
+        for _ in range(2):
+            gateway.run(gateway.service.observation._sample())
+        viewer = open_page(gateway.url)
+        viewer.until_live()
+        page = viewer.page
+        firing, pending = (page.locator(f".alert[data-state={state}]") for state in ("firing", "pending"))
+        expect(firing.locator("strong")).to_have_text("InferryEventLoopLag")
+        expect(firing).to_contain_text("firing ·")
+        expect(firing.locator("p").first).to_contain_text("late (p99)")
+        expect(pending.locator("strong").first).to_have_text("InferryQueueNearlyFull")
+        expect(pending.first).to_contain_text("pending ·")
+        expect(page.locator("#alert-count")).to_have_text("1 firing")
+        expect(page.locator("#alerts")).to_have_attribute("data-firing", "true")
+        viewer.close()
 
 
 def test_names_from_outside_are_text(tmp_path: Path, open_page: Open) -> None:

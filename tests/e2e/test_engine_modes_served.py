@@ -80,6 +80,28 @@ def test_clients_share_a_batch_and_get_the_same_answers_in_every_mode(
         assert [size for (size,) in ledger.execute("SELECT batch_size FROM attempts")] == [3] * 3
 
 
+def test_prompts_of_a_bucket_share_a_static_pass_and_are_padded_to_its_longest(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    lane = STATIC_LANE | {"max_batch": 2, "prompt_buckets": [8]}
+    prompts = [[11] * 5, [12] * 18, [13] * 2, [14] * 12]
+    with a_gateway(tmp_path, tiny_model, "static", lane) as gateway:
+
+        async def clients() -> list[Answer]:
+            first = []
+            for number, prompt in enumerate(prompts[:2]):
+                first.append(asyncio.create_task(ask(gateway, prompt)))
+                await until_queued(gateway, number + 1)
+            return await asyncio.gather(*first, *(ask(gateway, prompt) for prompt in prompts[2:]))
+
+        answers = asyncio.run(clients())
+        assert [(answer.status, answer.headers["x-inferry-batch-size"]) for answer in answers] == [(200, "2")] * 4
+        # Output tokens after the first of each call, and one token of the gateway's own.
+        computed = step_tokens(gateway, sum(map(len, prompts)) + 4 * 5 + 1)
+        assert computed["prompt_padding"] == (5 - 2) + (18 - 12)
+        assert computed["decode_padding"] == 0
+
+
 def test_calls_wait_for_the_end_of_a_static_pass_and_then_share_the_next(tmp_path: Path, tiny_model: Path) -> None:
     lane = {"window": "adaptive", "coalesce_ms": MINUTES_MS, "max_wait_ms": MINUTES_MS}
     with a_gateway(tmp_path, tiny_model, "static", lane) as gateway:

@@ -1,6 +1,7 @@
 """Broken bytes at the door: every connection is answered or closed in time, nobody is disturbed, nothing stays behind.
 
-FUZZ_CASES asks for more of them than every test run, FUZZ_SEED for others. A case is told by its number alone.
+FUZZ_CASES asks for more of them than every test run, FUZZ_SEED for others. A case is told by its number alone, but for
+the ids of another tenant's objects, which some requests name.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import logging
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -17,7 +19,9 @@ import pytest
 from inferry.ingress.openapi import document as openapi
 from inferry.ingress.openapi.operation import error_kinds
 from support import byte_fuzz
-from support.scripted_worker import ScriptedWorker
+from support.pooling_worker import PoolingWorker
+from support.request_mutations import Attempt
+from support.stored_secrets import WORD, read_secrets, store_secrets
 from support.tenant_gateway import ADMIN_KEY, CHAT, TenantGateway, bearer
 from support.waiting import async_until
 
@@ -27,7 +31,7 @@ AT_ONCE = 128
 PATIENCE_S = 120.0
 """An idle connection is closed after two seconds here; machines may be slow."""
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-THEIRS = {"model": "m", "messages": [{"role": "user", "content": "the plans for zanzibar"}]}
+THEIRS = {"model": "m", "messages": [{"role": "user", "content": f"the plans for {WORD}"}]}
 
 STATUSES = {kind.status for kind in error_kinds() if kind.status < 500} | {100, 200, 201, 202, 431, 501, 505, 529}
 OUT = {
@@ -43,6 +47,7 @@ class Wrong(AssertionError):
 
 def check(answer: bytes, *, is_head: bool) -> Counter[int]:
     """Read everything that came back as HTTP; the statuses in it. The last answer may be cut off, by a reset."""
+    assert WORD.encode() not in answer, "another tenant's"
     found: Counter[int] = Counter()
     rest = answer
     while rest:
@@ -67,7 +72,6 @@ def check(answer: bytes, *, is_head: bool) -> Counter[int]:
         if is_head and (not rest or rest.startswith(b"HTTP/1.1 ")):
             continue
         body, rest = rest[:size], rest[size:]
-        assert b"zanzibar" not in body, "another tenant's"
         if status >= 400 and len(body) == size:
             detail = json.loads(body)["error"]
             # OpenAI's shape, or Anthropic's.
@@ -103,14 +107,14 @@ async def send(port: int, data: bytes, rng: Random) -> bytes:
             pass
 
 
-async def fuzz(port: int, key: str, cases: range) -> Counter[int]:
+async def fuzz(port: int, key: str, cases: range, attempts: Sequence[Attempt]) -> Counter[int]:
     statuses: Counter[int] = Counter()
     numbers = iter(cases)
 
     async def client() -> None:
         for number in numbers:
             rng = Random(f"{SEED}-{number}")
-            data = byte_fuzz.generate(rng, key, ADMIN_KEY)
+            data = byte_fuzz.generate(rng, key, ADMIN_KEY, attempts)
             try:
                 answer = await asyncio.wait_for(send(port, data, rng), PATIENCE_S)
                 statuses.update(check(answer, is_head=b"HEAD " in data))
@@ -127,17 +131,22 @@ def test_malformed_bytes_affect_no_other_client(tmp_path: Path, caplog: pytest.L
     server = {"body_timeout_s": 2.0, "idle_timeout_s": 2.0, "max_body_bytes": 100_000}
     tenants = {"acme": {"run_token_ceiling": 10**12, "day_token_ceiling": 10**12, "max_concurrent": 10_000}}
     config = {"server": server, "tenants": tenants}
-    with TenantGateway(tmp_path, lambda: ([ScriptedWorker()], {}), config) as gateway:
+    with TenantGateway(tmp_path, lambda: ([PoolingWorker()], {}), config) as gateway:
         key, other = gateway.key("acme"), gateway.key("globex")
-        theirs = bearer(
-            other, x_inferry_run_id="theirs", x_inferry_step_id="zanzibar", x_inferry_parent_run_id="zanzibar"
-        )
+        theirs = bearer(other, x_inferry_run_id="theirs", x_inferry_step_id=WORD, x_inferry_parent_run_id=WORD)
         for call, headers in ((THEIRS, theirs), (CALL, bearer(key, x_inferry_run_id="mine"))):
             assert gateway.call("POST", CHAT, call, headers).status == 200
-        statuses = asyncio.run(fuzz(gateway.port, key, range(CASES)))
+        ids = store_secrets(gateway, other)
+        secrets = read_secrets(gateway, other, ids)
+        for method, path, body in ids.attempts():
+            answer = gateway.call(method, path, body, bearer(key))
+            assert answer.status in (200, 400, 404), (path, answer.body)
+            assert WORD.encode() not in answer.body, path
+        statuses = asyncio.run(fuzz(gateway.port, key, range(CASES), ids.attempts()))
         # It went deeper than the parser: some were served, and refused for reasons of many kinds.
         assert {200, 400, 401, 403, 404, 405, 413} <= set(statuses), statuses
 
+        assert read_secrets(gateway, other, ids) == secrets
         gateway.run(async_until(lambda: not gateway.service.gateway.in_flight))
         for name in ("inferry_open_streams", "inferry_jobs_in_flight", "inferry_queue_depth"):
             assert gateway.metric(name) == 0, name

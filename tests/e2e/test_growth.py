@@ -1,6 +1,7 @@
 """One configuration that grows: one process, several processes on one host, several gateways with Redis and PostgreSQL.
 
-The same clients, with the same key, find their runs, files and batches after every move.
+The same clients, with the same key, find their runs, files and batches after every move, and none of their calls fails
+for good.
 """
 
 import json
@@ -63,6 +64,10 @@ class Client:
         assert get(url, "/v1/models", {"authorization": "Bearer ifk_wrong"})[0] == 401
 
 
+def a_worker(name: str, engine: EngineThread) -> dict[str, Any]:
+    return {"kind": "vllm", "name": name, "url": engine.upstream.url, "models": ["m"]}
+
+
 def inferry(directory: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "inferry", *arguments],
@@ -81,11 +86,12 @@ def test_one_configuration_grows_from_one_process_to_several_gateways(
 ) -> None:
     home = tmp_path / "home"
     ledger = f"sqlite:///{home / 'inferry.db'}"
-    with EngineThread() as engine, ExitStack() as stack:
+    with EngineThread() as engine, EngineThread() as another, ExitStack() as stack:
         config: dict[str, Any] = {
             "ledger": ledger,
-            "workers": [{"kind": "vllm", "name": "up", "url": engine.upstream.url, "models": ["m"]}],
+            "workers": [a_worker("first", engine)],
             "health": {"no_worker_timeout_s": 120},
+            "server": {"drain_timeout_s": 100},
         }
         with GatewayProcess(home, config) as one:
             client = Client(inferry(home, "keys", "create", "--tenant", "acme", "--ledger", ledger, "--quiet"))
@@ -93,9 +99,18 @@ def test_one_configuration_grows_from_one_process_to_several_gateways(
             client.call(one.url)
             client.store(one.url)
             client.check(one.url)
+            ports = [one.port]
+            clients = stack.enter_context(SteadyClients(ports, headers=client.headers, retries=True))
+            clients.wait_for()
+            ports.clear()
+        config["workers"].append(a_worker("second", another))
         with GatewayProcess(home, config, processes=3) as several:
+            ports[:] = [several.port]
             for _ in range(4):
                 client.check(several.url)
+            clients.wait_for()
+            until(lambda: another.upstream.bodies)
+            ports.clear()
         inferry(home, "ledger", "copy", ledger, postgres_url)
         gateways = []
         for number in range(2):
@@ -104,9 +119,11 @@ def test_one_configuration_grows_from_one_process_to_several_gateways(
                 GatewayChild(tmp_path / str(number), {**config, "ledger": postgres_url, "cluster": cluster})
             )
             stack.callback(gateways[-1].kill)
+        ports[:] = [child.port for child in gateways]
+        clients.processes.clear()
         for child in gateways:
             until(child.is_ready, problem=child.log.read_text)
             client.check(f"http://127.0.0.1:{child.port}")
-        with SteadyClients([child.port for child in gateways], headers=client.headers) as clients:
-            clients.wait_for()
+        clients.wait_for()
+        until(lambda: len(clients.processes) == 2)
         assert clients.failures == []

@@ -1,6 +1,7 @@
 """Long histories: summaries are made in P2 beside live calls, used by later calls, and the original is kept."""
 
 import json
+import logging
 import sqlite3
 import threading
 import time
@@ -22,9 +23,9 @@ HISTORY = {"threshold": 0.5, "keep_messages": 2, "context_tokens": CONTEXT, "pro
 class HistoryGateway(TenantGateway):
     worker: ScriptedWorker
 
-    def __init__(self, directory: Path, **history: Any) -> None:
+    def __init__(self, directory: Path, worker_context: int | None = None, **history: Any) -> None:
         def make() -> tuple[list[ScriptedWorker], dict[str, Any]]:
-            self.worker = ScriptedWorker(words=["They ", "met."], context_tokens=None)
+            self.worker = ScriptedWorker(words=["They ", "met."], context_tokens=worker_context)
             return [self.worker], {}
 
         config: dict[str, Any] = {"auth": {"mode": "off"}, "histories": {"m": {**HISTORY, **history}}}
@@ -118,6 +119,26 @@ def test_the_original_is_kept_for_its_tenant_until_it_is_deleted(gateway: Histor
     assert gateway.call("GET", path, headers=mine).status == 404
 
 
+def test_a_summarised_history_is_in_no_log_no_metric_and_no_row_but_its_own(
+    gateway: HistoryGateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    canary = "canary-70fe31"
+    messages = [{**one, "content": f"{canary} {one['content']}"} for one in conversation(7)]
+    used(gateway, messages, x_inferry_run_id="r")
+    mine = {"x-inferry-tenant": "a"}
+    pages = [gateway.call("GET", f"/v1/runs/r{more}", None, mine) for more in ("", "/timeline")]
+    pages += [gateway.call("GET", "/metrics"), gateway.as_admin("GET", "/admin/diagnosis")]
+    assert [page.status for page in pages] == [200] * len(pages)
+    assert canary.encode() not in b"".join(page.body for page in pages)
+    assert canary not in caplog.text
+    (database,) = tmp_path.glob("*.db")
+    with closing(sqlite3.connect(database, timeout=60)) as reader:
+        names = [name for (name,) in reader.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        holding = [name for name in names if canary in repr(reader.execute(f"SELECT * FROM {name}").fetchall())]
+    assert holding == ["documents"], "the original, which its tenant may read and delete"
+
+
 def test_a_summary_is_not_used_after_another_process_has_deleted_the_original(
     gateway: HistoryGateway, tmp_path: Path
 ) -> None:
@@ -146,6 +167,16 @@ def test_tenants_do_not_share_summaries_and_a_call_may_opt_out(gateway: HistoryG
     assert "x-inferry-history" not in gateway.chat(messages, tenant="b").headers
 
 
+def test_a_stored_job_may_leave_its_history_as_it_is(gateway: HistoryGateway) -> None:
+    messages = conversation(7)
+    used(gateway, messages)
+    job = {"endpoint": "/v1/chat/completions", "body": {"model": "m", "messages": messages, "max_tokens": 8}}
+    headers = {"x-inferry-tenant": "a", "x-inferry-history": "off"}
+    id = gateway.call("POST", "/v1/jobs", job, headers).json["id"]
+    until(lambda: gateway.call("GET", f"/v1/jobs/{id}", None, headers).json["status"] == "completed")
+    assert gateway.sent()[-1]["messages"] == messages
+
+
 def test_a_call_that_does_not_fit_waits_for_its_summary(gateway: HistoryGateway) -> None:
     messages = conversation(20)
     answer = gateway.chat(messages)
@@ -165,6 +196,22 @@ def test_a_call_that_does_not_fit_waits_within_its_deadline_and_then_goes_on_as_
         thread.join(60)
         assert waiting[0].status == 200
         assert "x-inferry-history" not in waiting[0].headers
+
+
+def test_the_log_says_why_a_summary_failed_without_the_prompt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def said() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "was not summarised" in one.getMessage()]
+
+    beyond: dict[str, Any] = {"threshold": 0.01, "max_summary_tokens": CONTEXT + 1}
+    for count, history in enumerate(({"summary_model": "missing"}, beyond), 1):
+        (tmp_path / str(count)).mkdir()
+        with HistoryGateway(tmp_path / str(count), worker_context=CONTEXT, **history) as gateway:
+            gateway.chat(conversation(7))
+            while len(said()) < count:
+                time.sleep(0.01)
+    assert said()[0].startswith("a history was not summarised: the call of `missing` got 404, model_not_found: unknown")
+    assert "the call of `m` got 400, context_length_exceeded: older messages, instruction and" in said()[1]
+    assert "word" not in caplog.text
 
 
 def test_a_summary_that_fails_changes_nothing(tmp_path: Path) -> None:
@@ -245,3 +292,37 @@ def test_a_chain_of_stored_responses_is_summarised_though_each_request_is_short(
 
     until(follow)
     assert "earlier messages of this conversation were summarised" in json.dumps(gateway.sent()[-1]["messages"])
+
+
+def test_loops_of_tools_with_one_question_are_summarised_in_every_api(gateway: HistoryGateway) -> None:
+    text = "word " * 120
+    chat: list[Any] = [{"role": "user", "content": "Repair it."}]
+    turns: list[Any] = [*chat]
+    items: list[Any] = [*chat]
+    for number in range(12):
+        id, function = f"call_{number}", {"name": "read", "arguments": "{}"}
+        chat.append(
+            {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
+        )
+        chat.append({"role": "tool", "tool_call_id": id, "content": text})
+        turns.append({"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "read", "input": {}}]})
+        turns.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]})
+        items.append({"type": "function_call", "call_id": id, **function})
+        items.append({"type": "function_call_output", "call_id": id, "output": text})
+    by_api: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": chat, "max_tokens": 8},
+        "/v1/messages": {"messages": turns, "max_tokens": 8},
+        "/v1/responses": {"input": items, "max_output_tokens": 8, "store": False},
+    }
+    for path, body in by_api.items():
+
+        def later(path: str = path, body: dict[str, Any] = body) -> Answer | None:
+            answer = gateway.call("POST", path, {"model": "m", **body}, {"x-inferry-tenant": path.rpartition("/")[2]})
+            assert answer.status == 200, answer.body
+            return answer if "x-inferry-history" in answer.headers else None
+
+        until(later)
+        marker, *rest = gateway.sent()[-1]["messages"]
+        assert "23 earlier messages" in marker["content"]
+        assert [one["role"] for one in rest] == ["assistant", "tool"]
+        assert rest[0]["tool_calls"][0]["id"] == rest[1]["tool_call_id"] == "call_11"

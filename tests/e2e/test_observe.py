@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
+from typer.testing import CliRunner
 
+from inferry.cli.main import app
 from inferry.cli.observe_proxy import LateRecords, ObserveProxy
 from inferry.cli.observe_wiring import MAX_BODY_BYTES
 from inferry.domain.clock import SystemClock
@@ -121,6 +123,26 @@ def test_any_method_path_status_and_header_passes_with_its_bytes(tmp_path: Path,
     run(tmp_path, echo, act)
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        *(("/admin/tenants", 403), ("/admin", 403), ("/%61dmin/workers?x=1", 403), ("//admin/keys", 403)),
+        *(("/v1/../admin/keys", 403), ("/v1/load_lora_adapter", 403)),
+        *(("/v1/models?path=/admin/keys", 418), ("/administration", 418)),
+    ],
+)
+def test_the_endpoints_for_operators_are_not_passed_on(tmp_path: Path, path: str, status: int) -> None:
+    async def act(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        answer = (await reader.read()).decode()
+        assert answer.startswith(f"HTTP/1.1 {status} ")
+        assert ("--forward-admin" in answer) is (status == 403)
+        writer.close()
+
+    run(tmp_path, echo, act)
+
+
 def test_a_stream_passes_piece_by_piece_and_its_times_and_tokens_are_recorded(tmp_path: Path) -> None:
     pieces = [role(), chunk("one"), chunk(" two", "stop"), usage(1234, 2), DONE]
     read = asyncio.Event
@@ -168,6 +190,37 @@ def test_a_stream_passes_piece_by_piece_and_its_times_and_tokens_are_recorded(tm
             await act_with(released, scene)
 
     asyncio.run(whole())
+
+
+def test_the_report_reads_what_the_proxy_has_recorded(tmp_path: Path) -> None:
+    """Six calls of P0 and four of P1, with the usage that the server reports."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.Response(body=role() + chunk("one", "stop") + usage(100, 5) + DONE, content_type="text/event-stream")
+
+    async def act(scene: Scene) -> None:
+        async with ClientSession() as client:
+            for lane in ["P0"] * 6 + ["P1"] * 4:
+                headers = {"x-inferry-lane": lane}
+                url = f"{scene.url}/v1/chat/completions"
+                async with client.post(url, json=a_body(stream=True), headers=headers) as response:
+                    assert response.status == 200
+                    await response.read()
+        await scene.rows(10)
+
+    run(tmp_path, handler, act)
+    database = f"sqlite:///{tmp_path / 'observed.db'}"
+    result = CliRunner().invoke(app, ["observe", "report", "--database", database, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["calls"] == 10
+    direct, *_, whole = found["arms"]
+    assert set(direct["attainment"]) >= {"P0", "P1", "all"}
+    assert whole["attainment"] == dict.fromkeys(whole["attainment"], 1.0), "one at a time, on an idle engine"
+    assert whole["gpu_seconds"] > 0
+    assert found["before"]["gpus"] == found["after"]["gpus"] == 1
+    assert CANARY not in result.output
 
 
 def test_a_client_that_disconnects_ends_its_call_upstream(tmp_path: Path) -> None:
@@ -226,7 +279,9 @@ def test_nothing_of_prompts_answers_and_keys_is_recorded(tmp_path: Path) -> None
     assert all(word not in content for word in (b"canary", b"sk-secret", b'"me"'))
 
 
-def test_a_server_that_cannot_be_reached_is_a_502_and_one_lost_in_the_middle_a_reset(tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_reached_is_a_502_and_one_lost_in_the_middle_a_reset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def whole() -> None:
         async def handler(request: web.Request) -> web.StreamResponse:
             await request.read()
@@ -254,6 +309,12 @@ def test_a_server_that_cannot_be_reached_is_a_502_and_one_lost_in_the_middle_a_r
             port = listener.sockets[0].getsockname()[1]
             async with ClientSession() as client, client.get(f"http://127.0.0.1:{port}/v1/models") as response:
                 assert response.status == 502
+                assert await response.text() == f"the upstream server {url} cannot be reached"
+            async with ClientSession() as client, client.get(f"http://127.0.0.1:{port}/v1/models") as response:
+                assert response.status == 502
+            assert [one.getMessage().partition(" be reached")[0] for one in caplog.records] == [
+                f"the upstream server {url} cannot"
+            ]
             listener.close()
             server.abort()
             proxy.close()

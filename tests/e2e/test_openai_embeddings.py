@@ -2,14 +2,17 @@
 
 import asyncio
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
 from openai import AsyncOpenAI, OpenAI
 
 from inferry.domain.workers import Phase
+from inferry.engine.tokenizer import HfTokenizer
 from support.pooling_models import embedding_model, scoring_model
 from support.serving import Serving, get, post
 from support.waiting import async_until
@@ -45,8 +48,6 @@ def test_floats_and_base64_are_the_same_numbers(real: Serving) -> None:
 
 
 def test_token_ids_give_the_vector_of_their_text(real: Serving, tiny_model: Path) -> None:
-    from inferry.engine.tokenizer import HfTokenizer
-
     ids = [HfTokenizer(tiny_model).encode(text) for text in TEXTS]
     with client(real) as api:
         texts = api.embeddings.create(model="tiny", input=TEXTS)
@@ -111,11 +112,12 @@ def test_pooling_models_of_the_embedded_engine(tmp_path: Path) -> None:
     config = embeds / "config.json"
     config.write_text(config.read_text().replace("{", '{"is_matryoshka": true,', 1))
     scores = scoring_model(tmp_path / "scores")
-    workers = [{"kind": "embedded", "name": one.name, "model": str(one)} for one in (embeds, scores)]
+    labels = scoring_model(tmp_path / "labels", labels=3, id2label={"0": "bug", "1": "praise", "2": "question"})
+    workers = [{"kind": "embedded", "name": one.name, "model": str(one)} for one in (embeds, scores, labels)]
     with Serving(tmp_path, config={"workers": workers}) as gateway:
         gateway.run(until_both_are_ready(gateway))
         models = {one["id"]: one["tasks"] for one in get(gateway.url, "/v1/models")[2]["data"]}
-        assert models == {"embeds": ["embed", "score"], "scores": ["score"]}
+        assert models == {"embeds": ["embed", "score"], "scores": ["score"], "labels": ["classify"]}
         with client(gateway) as api:
             whole = api.embeddings.create(model="embeds", input=TEXTS[0]).data[0].embedding
             short = api.embeddings.create(model="embeds", input=TEXTS[0], dimensions=16).data[0].embedding
@@ -132,3 +134,28 @@ def test_pooling_models_of_the_embedded_engine(tmp_path: Path) -> None:
         assert found == sorted(found, reverse=True)
         assert all(0 < one < 1 for one in found)
         assert len(set(found)) == len(TEXTS)
+        check_classifications(gateway, labels)
+
+
+def check_classifications(gateway: Serving, model_dir: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(model_dir)
+    ids = [HfTokenizer(model_dir).encode(text) for text in TEXTS]
+    for given in (TEXTS, ids):
+        status, _, answer = post(gateway.url, "/v1/classify", {"model": "labels", "input": given})
+        assert status == 200
+        assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+        for one, tokens in zip(answer["data"], ids, strict=True):
+            with torch.inference_mode():
+                expected = torch.softmax(model(torch.tensor([tokens])).logits[0], 0)
+            assert one["probs"] == pytest.approx(expected.tolist(), abs=2e-5)
+            assert one["label"] == ("bug", "praise", "question")[int(expected.argmax())]
+            assert one["num_classes"] == 3
+    logits = {"model": "labels", "input": "a", "use_activation": False}
+    for call, param in (({"model": "scores", "input": "a"}, "model"), (logits, "use_activation")):
+        status, _, refused = post(gateway.url, "/v1/classify", call)
+        error = refused["error"]
+        assert (status, error["code"], error["param"]) == (400, "unsupported_feature", param)

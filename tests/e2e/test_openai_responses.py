@@ -20,6 +20,7 @@ from support.http_gateway import HttpGateway
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 from support.upstream import Upstream, begin, chunk, role, well_behaved
+from support.waiting import until
 
 HELLO = "Classify this ticket: I was charged twice."
 WEATHER: FunctionToolParam = {
@@ -232,8 +233,12 @@ def test_a_refused_call_names_the_time_to_retry(tmp_path: Path) -> None:
             return None
 
         gateway.run(close_gate(gateway))
-        with ThreadPoolExecutor(3) as threads:  # one runs, and one is queued, or is refused before the first runs
-            busy, *_ = [error for error in threads.map(ask, range(3)) if error is not None]
+        with ThreadPoolExecutor(3) as threads:
+            running = threads.submit(ask, 0)
+            until(lambda: gateway.worker.plans)
+            refused = list(threads.map(ask, (1, 2)))  # one is queued
+            assert running.result() is None
+    (busy,) = [error for error in refused if error is not None]
     assert int(busy.response.headers["retry-after"]) >= 1
     assert busy.code == "queue_full"
 

@@ -201,14 +201,28 @@ def test_structured_outputs_parse_into_the_requested_type(able: HttpGateway, api
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("functions", {"functions": [{"name": "f"}]}),
-    ("logprobs", {"logprobs": True}),
-    ("logprobs", {"logprobs": True, "top_logprobs": 2}),
-    ("top_logprobs", {"top_logprobs": 2}),
+    ("prompt_logprobs", {"extra_body": {"prompt_logprobs": 1}}),
     ("n", {"n": 2}),
     ("presence_penalty", {"presence_penalty": 0.5}),
     ("frequency_penalty", {"frequency_penalty": 0.5}),
     ("logit_bias", {"logit_bias": {"5": 1}}),
     ("modalities", {"modalities": ["text", "audio"]}),
+    *(
+        (name, {"extra_body": {name: value}})
+        for name, value in {
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "allowed_token_ids": [5],
+            "bad_words": ["bad"],
+            "logits_processors": ["a.b"],
+            "truncate_prompt_tokens": 3,
+            "thinking_token_budget": 3,
+            "chat_template": "{{ messages }}",
+            "chat_template_kwargs": {"enable_thinking": False},
+            "documents": [{"text": "a"}],
+            "min_tokens": 2,
+        }.items()
+    ),
 ]
 
 
@@ -234,6 +248,9 @@ def test_the_embedded_engine_refuses_unsupported_features_by_name(
         {"tool_choice": "auto", "parallel_tool_calls": True},
         {"response_format": {"type": "text"}, "modalities": ["text"]},
         {"seed": 3, "stop": "zzz", "temperature": 0.5, "top_p": 0.9},
+        {"reasoning_effort": "low", "verbosity": "low", "metadata": {"a": "b"}, "user": "u", "store": False},
+        {"extra_body": {"include_stop_str_in_output": False, "skip_special_tokens": True, "chat_template_kwargs": {}}},
+        {"extra_body": {"stop_token_ids": [5], "ignore_eos": True, "top_k": 3}},
     ],
     ids=lambda fields: "-".join(fields),
 )

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
+
+from aiohttp import web
 
 from inferry.cli.wiring import Service
 from inferry.domain.workers import Phase
 from inferry.ledger.stores.opening import open_queries
+from support.gateway_process import GatewayProcess
 from support.serving import Serving, get, post
 from support.upstream import Upstream
 
@@ -88,3 +93,49 @@ def test_calls_overflow_while_the_own_server_is_down_until_the_ceiling_and_again
             assert len(hosted.bodies) == 2
 
     asyncio.run(act())
+
+
+def test_a_call_in_flight_at_a_kill_counts_for_the_ceiling_after_the_restart(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def hang(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        asked.set()
+        return await asyncio.Future()
+
+    async def act() -> None:
+        own, hosted = Upstream(), Upstream()
+        async with hosted, asyncio.timeout(LIMIT_S):
+            await own.__aenter__()
+            gateway = GatewayProcess(tmp_path, a_config(own, hosted, 2 * MOST_NANOS - 1))
+            await asyncio.to_thread(gateway.__enter__)
+            hosted.script = hang
+            await own.__aexit__()
+            await asyncio.to_thread(gateway.until, lambda: own_is_down(gateway), LIMIT_S)
+            lost = asyncio.create_task(asyncio.to_thread(call, gateway.url))
+            await asked.wait()
+            os.kill(gateway.pid, signal.SIGKILL)
+            await asyncio.to_thread(gateway.wait)
+            await asyncio.gather(lost, return_exceptions=True)
+            assert calls_of(hosted) == 1
+
+            await own.__aenter__()
+            again = GatewayProcess(tmp_path, a_config(own, hosted, 2 * MOST_NANOS - 1))
+            await asyncio.to_thread(again.__enter__)
+            try:
+                await own.__aexit__()
+                await asyncio.to_thread(again.until, lambda: own_is_down(again), LIMIT_S)
+                assert (await asyncio.to_thread(call, again.url))[0] == 503
+                assert again.metric("inferry_overflow_refusals_total") == 1
+            finally:
+                await asyncio.to_thread(again.__exit__)
+            assert calls_of(hosted) == 1
+
+    asyncio.run(act())
+
+
+def own_is_down(gateway: GatewayProcess) -> bool:
+    return gateway.metric_by_label("inferry_worker_up")['{worker="own"}'] == 0
+
+
+def calls_of(hosted: Upstream) -> int:
+    return sum(body["messages"] == CALL["messages"] for body in hosted.bodies)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from support.redis_server import RedisServer
-from support.serving import free_port, post
+from support.serving import free_port, get, post
 from support.sharing_gateways import GatewayChild, an_engine
 from support.waiting import until
 
@@ -67,6 +67,43 @@ def test_calls_of_an_ingress_survive_the_death_of_the_owner(
         assert ingress.metric("inferry_domain_epoch") > epoch
 
 
+def test_any_gateway_answers_for_the_workers_and_a_drain_survives_its_owner(
+    tmp_path: Path, redis_server: RedisServer, postgres_url: str
+) -> None:
+    def workers(child: GatewayChild) -> dict[str, bool]:
+        status, _, body = get(f"http://127.0.0.1:{child.port}", "/admin/workers")
+        return {one["name"]: one["drained"] for one in body["workers"]} if status == 200 else {}
+
+    def advice(child: GatewayChild) -> list[tuple[str, int]]:
+        groups = get(f"http://127.0.0.1:{child.port}", "/admin/scale")[2]["groups"]
+        return [(one["group"], one["desired"]) for one in groups]
+
+    with members(tmp_path, redis_server, postgres_url, 3) as children:
+        (owner,) = owners(children)
+        first, second = (child for child in children if child is not owner)
+        until(lambda: advice(owner) == [("default", 1)])
+        assert advice(first) == advice(second) == [("default", 1)]
+        assert post(f"http://127.0.0.1:{first.port}", "/admin/workers/engine/drain", b"")[0] == 200
+        assert workers(owner) == workers(first) == workers(second) == {"engine": True}
+        until(lambda: not (first.is_ready() or second.is_ready()))  # the owner has told them
+        owner.stop(signal.SIGKILL)
+        until(lambda: workers(first).get("engine") is True, problem=first.log.read_text)
+        readmit = f"http://127.0.0.1:{second.port}", "/admin/workers/engine/readmit", b""
+        until(lambda: post(*readmit)[0] == 200, problem=second.log.read_text)  # 503 until it knows the new owner
+        until(lambda: call(first) == (200, 400), problem=first.log.read_text)
+
+
+def test_a_run_ends_at_every_gateway_that_is_asked(
+    tmp_path: Path, redis_server: RedisServer, postgres_url: str
+) -> None:
+    with members(tmp_path, redis_server, postgres_url, 3) as children:
+        (owner,) = owners(children)
+        first, second = (f"http://127.0.0.1:{child.port}" for child in children if child is not owner)
+        post(first, "/v1/chat/completions", CALL | {"max_tokens": 1}, {"x-inferry-run-id": "r"})
+        until(lambda: post(second, "/v1/runs/r/finish", b"")[0] == 200)  # once the ledger has its call
+        until(lambda: get(f"http://127.0.0.1:{owner.port}", "/v1/runs/r")[2].get("status") == "finished")
+
+
 def test_a_paused_owner_sends_nothing_when_it_wakes(
     tmp_path: Path, redis_server: RedisServer, postgres_url: str
 ) -> None:
@@ -80,3 +117,32 @@ def test_a_paused_owner_sends_nothing_when_it_wakes(
         assert call(owner) == (200, 400)
         assert call(other) == (200, 400)
         assert other.metric("inferry_domain_owner") == 1
+
+
+def respond(child: GatewayChild) -> str:
+    """The id of a background response that runs at this gateway, up to its limit of tokens: it ends as incomplete."""
+    body = {"model": "m", "input": "hi", "background": True, "max_output_tokens": 2000}
+    _, _, answer = post(f"http://127.0.0.1:{child.port}", "/v1/responses", body)
+    until(lambda: child.metric("inferry_open_streams") == 1, problem=child.log.read_text)
+    return str(answer["id"])
+
+
+def response_status(child: GatewayChild, id: str) -> str:
+    return str(get(f"http://127.0.0.1:{child.port}", f"/v1/responses/{id}")[2]["status"])
+
+
+def test_background_responses_survive_the_death_of_the_owner_and_of_their_own_gateway(
+    tmp_path: Path, redis_server: RedisServer, postgres_url: str
+) -> None:
+    with members(tmp_path, redis_server, postgres_url, 3) as children:
+        (owner,) = owners(children)
+        ingress = next(child for child in children if child is not owner)
+        id = respond(ingress)
+        owner.stop(signal.SIGKILL)
+        until(lambda: response_status(ingress, id) == "incomplete", problem=ingress.log.read_text)
+        until(lambda: len(owners(children)) == 1)
+        (owner,) = owners(children)
+        (ingress,) = [child for child in children if child.popen.poll() is None and child is not owner]
+        id = respond(ingress)
+        ingress.stop(signal.SIGKILL)
+        until(lambda: response_status(owner, id) == "incomplete", problem=owner.log.read_text)

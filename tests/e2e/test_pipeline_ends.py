@@ -57,6 +57,15 @@ PIPELINE: dict[str, Any] = {
     },
     "chat_input": "command",
 }
+# The second stage has a longer prompt than the budget of a run has tokens.
+COSTLY: dict[str, Any] = {
+    "inputs": {"text": {}, "texts": {"type": "list[text]", "default": ["a", "b"]}},
+    "stages": {
+        "best": {"kind": "rank", "model": "m", "query": "short", "documents": "{{ input.texts }}"},
+        "answer": {"kind": "generate", "model": "m", "messages": [{"content": "{{ best.0.text }} {{ input.text }}"}]},
+    },
+}
+RUN_CEILING = 400
 
 
 async def _obey(script: Any, up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -78,7 +87,14 @@ class PipelineGateway(PoolingGateway):
         async def generated(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             return await _obey(well_behaved, up, request, body)
 
-        super().__init__(directory, script=pooled, config={"pipelines": {"p": PIPELINE}})
+        super().__init__(
+            directory,
+            script=pooled,
+            config={
+                "pipelines": {"p": PIPELINE, "costly": COSTLY},
+                "tenants": {"poor": {"run_token_ceiling": RUN_CEILING}},
+            },
+        )
         self.upstream.script = generated
         self.held: list[str] = []
         self.upstream.held = self.held  # type: ignore[attr-defined]
@@ -184,6 +200,21 @@ def test_a_deadline_ends_the_stage_that_runs(gateway: PipelineGateway, key: str)
         assert answer.status in (408, 504)
         assert json.loads(answer.body)["error"]["param"].startswith("stages.")
         until(gateway.is_idle)
+
+
+def test_a_run_budget_that_lasts_for_the_first_stage_only_ends_the_run_at_the_last(gateway: PipelineGateway) -> None:
+    headers = bearer(gateway.key("poor"), **{"x-inferry-run-id": "dear"})
+    body = {"input": {"text": "many words " * RUN_CEILING}}
+    answer = gateway.call("POST", "/v1/pipelines/costly", body, headers)
+    assert (answer.status, answer.code) == (402, "run_budget_exhausted")
+    assert json.loads(answer.body)["error"]["param"] == "stages.answer"
+    until(gateway.is_idle)
+    budget = gateway.call("GET", "/v1/runs/dear", None, headers).json["budget"]
+    assert 0 < budget["spent_tokens"] < RUN_CEILING, "the first stage is charged"
+    assert budget["leased_tokens"] == 0
+    cheap = gateway.call("POST", "/v1/pipelines/costly", {"input": {"text": "few"}}, headers)
+    assert cheap.status == 200, "what is left of the budget is not lost"
+    until(gateway.is_idle)
 
 
 def test_a_key_needs_the_pipeline_and_not_its_models(gateway: PipelineGateway) -> None:

@@ -230,9 +230,15 @@ def test_an_error_names_the_input_or_the_stage(
         assert (answer["error"]["code"], answer["error"]["param"]) == (code, param)
 
 
+def test_a_misspelt_input_is_named(gateway: Serving) -> None:
+    for name, said in (("qestion", "no input `qestion`"), ("some words", "no such input"), ("q" * 65, "no such input")):
+        _, _, answer = post(gateway.url, "/v1/pipelines/answers", {"input": {name: "a"}})
+        assert f"{said}; its inputs are: question" in answer["error"]["message"]
+
+
 def test_every_step_is_in_the_ledger_of_one_run(gateway: Serving) -> None:
     headers = {"x-inferry-run-id": "ledger-run"}
     status, _, body = post(gateway.url, "/v1/pipelines/answers", {"input": {"question": QUESTION}}, headers)
     assert (status, body["run_id"]) == (200, "ledger-run")
     _, _, report = get(gateway.url, "/v1/runs/ledger-run")
-    assert report["steps"] == 3
+    assert report["steps"] == 2, "both embed stages are one call"

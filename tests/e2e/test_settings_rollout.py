@@ -1,29 +1,32 @@
-"""Settings tried on a running gateway with some of its runs: a worse version is found and rolled back by itself."""
+"""Settings changed on a running gateway, for some of its runs or all: a worse version is rolled back by itself."""
 
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inferry.domain.workers import Capacity
 from support.scripted_gateway import ScriptedGateway
 from support.tenant_gateway import Answer
 
 LIMIT_S = 120.0
 STABLE = {"P1": {"ttft_ms": 1000, "itl_ms": 1000}}
 WORSE = {"P1": {**STABLE["P1"], "window": "fixed", "coalesce_ms": 3000, "max_wait_ms": 3000}}
-"""Every call is held for 3 s, which is more than its target."""
+"""Every call is held for 3 s, which is more than its target, unless enough calls to fill the worker come together."""
+CLIENTS = 24
 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[ScriptedGateway]:
     config = {"lanes": STABLE, "settings": {"min_runs": 10, "check_interval_s": 0.1}}
-    with ScriptedGateway(tmp_path, config) as serving:
+    with ScriptedGateway(tmp_path, config, capacity=Capacity(sequences=64)) as serving:
         yield serving
 
 
@@ -43,6 +46,20 @@ def complete(gateway: ScriptedGateway, run: str) -> int:
     return ask(gateway, "POST", "/v1/chat/completions", body, run).status
 
 
+def complete_until(
+    gateway: ScriptedGateway, is_over: Callable[[], bool], call: Callable[[str], Any] | None = None
+) -> set[Any]:
+    """What calls of many clients at once return, each a run of its own."""
+    numbers, found = count(), set[Any]()
+    give_up_at = time.monotonic() + LIMIT_S
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        while not is_over():
+            assert time.monotonic() < give_up_at, ask(gateway, "GET", "/admin/settings/comparison").body
+            runs = [f"run-{next(numbers)}" for _ in range(CLIENTS)]
+            found |= set(clients.map(call or (lambda run: complete(gateway, run)), runs))
+    return found
+
+
 def state(gateway: ScriptedGateway) -> tuple[int, int | None]:
     found = ask(gateway, "GET", "/admin/settings").json
     return found["active"], found["candidate"]
@@ -53,20 +70,40 @@ def test_a_worse_version_is_rolled_back_by_itself_and_no_call_fails(gateway: Scr
     applied = ask(gateway, "POST", "/admin/settings", {"sections": {"lanes": WORSE}, "share": 0.5})
     assert applied.status == 200, applied.body
     assert state(gateway) == (1, 2)
-    numbers, statuses = count(), list[int]()
-    give_up_at = time.monotonic() + LIMIT_S
-    with ThreadPoolExecutor(24) as clients:
-        while state(gateway)[1] is not None:
-            assert time.monotonic() < give_up_at, ask(gateway, "GET", "/admin/settings/comparison").body
-            runs = [f"run-{next(numbers)}" for _ in range(24)]
-            statuses += clients.map(lambda run: complete(gateway, run), runs)
-    assert set(statuses) == {200}
+    assert complete_until(gateway, lambda: state(gateway)[1] is None) == {200}
     history = ask(gateway, "GET", "/admin/settings").json
     assert [change["kind"] for change in history["changes"]] == ["rollback", "trial", "file"]
     assert "attainment of P1 fell" in history["changes"][0]["reason"]
     compared = ask(gateway, "GET", "/admin/settings/comparison").json
     attainment = next(one for one in compared["measures"] if one["name"] == "attainment")
     assert attainment["high"] < -0.02
+
+
+def test_a_worse_version_for_all_runs_is_rolled_back_by_itself_and_no_call_fails(gateway: ScriptedGateway) -> None:
+    before = [f"before-{number}" for number in range(60)]
+    assert {complete(gateway, run) for run in before} == {200}
+    assert ask(gateway, "POST", "/admin/settings", {"sections": {"lanes": WORSE}}).status == 200
+    assert state(gateway) == (2, None)
+    assert complete_until(gateway, lambda: state(gateway) == (1, None)) == {200}
+    latest = ask(gateway, "GET", "/admin/settings").json["changes"][0]
+    assert latest["kind"] == "rollback"
+    assert "attainment of P1 fell" in latest["reason"]
+
+
+def test_a_version_whose_clients_give_up_is_rolled_back_though_no_call_completes(gateway: ScriptedGateway) -> None:
+    before = [f"before-{number}" for number in range(60)]
+    assert {complete(gateway, run) for run in before} == {200}
+    assert ask(gateway, "POST", "/admin/settings", {"sections": {"lanes": WORSE}}).status == 200
+
+    def give_up(run: str) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=1.5)
+        with closing(connection), suppress(TimeoutError):
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"x-inferry-run-id": run})
+            connection.getresponse()
+
+    complete_until(gateway, lambda: state(gateway) == (1, None), give_up)
+    assert "attainment of P1 fell" in ask(gateway, "GET", "/admin/settings").json["changes"][0]["reason"]
 
 
 def test_settings_apply_to_the_running_gateway_and_back(gateway: ScriptedGateway) -> None:

@@ -70,6 +70,17 @@ def test_models_that_are_not_for_a_key_are_not_shown_to_it(env: House) -> None:
     assert both == {"m", f"tuned-{WORD}"}
 
 
+def test_an_unknown_model_is_answered_with_models_that_the_key_may_use(env: House) -> None:
+    def listed(key: str) -> tuple[int, str]:
+        answer = env.ask(key, {**CALL, "model": "never"})
+        return answer.status, answer.json["error"]["message"]
+
+    some, none = (env.key("acme", limits={"models": [model]}) for model in ("m", "x"))
+    assert listed(env.acme) == (404, f"unknown model `never`; models of this gateway: `m`, `tuned-{WORD}`")
+    assert listed(some) == (404, "unknown model `never`; models of this gateway: `m`")
+    assert listed(none) == (404, "unknown model `never`")
+
+
 class PooledWorker(ScriptedWorker):
     """One of a tenant's own."""
 

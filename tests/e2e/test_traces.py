@@ -79,6 +79,19 @@ def test_a_call_is_one_trace_from_the_client_to_the_engine(tmp_path: Path) -> No
     assert request.attributes["http.response.status_code"] == 200
 
 
+def test_the_call_of_a_stored_job_belongs_to_the_trace_that_created_it(tmp_path: Path) -> None:
+    with TraceReceiver() as receiver, a_gateway(tmp_path, receiver) as gateway:
+        assert gateway.call("POST", "/v1/jobs", {"endpoint": CHAT, "body": a_call()}, PARENT).status == 202
+        spans = receiver.wait_for(lambda spans: any(span.name == "chat m" for span in spans))
+        sent = gateway.upstreams["up"].headers[-1]
+    attempt = only(spans, "chat m")
+    assert attempt.trace_id == CLIENT_TRACE
+    assert (sent["traceparent"], sent["tracestate"]) == (
+        f"00-{CLIENT_TRACE}-{attempt.span_id}-01",
+        PARENT["tracestate"],
+    )
+
+
 def test_a_trace_begins_here_where_the_client_has_none_or_an_invalid_one(tmp_path: Path) -> None:
     with TraceReceiver() as receiver, a_gateway(tmp_path, receiver) as gateway:
         for header in (None, "00-zz-1-01", f"00-{'0' * 32}-{CLIENT_SPAN}-01", f"ff-{CLIENT_TRACE}-{CLIENT_SPAN}-01"):

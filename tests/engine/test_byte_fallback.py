@@ -25,6 +25,7 @@ class FallingBack:
     """`domain.ports.Tokenizer` with the decoder of a Llama 2 `tokenizer.json`; counts the tokens it decodes."""
 
     longest_token_bytes = 6
+    fingerprint = "bytes"
 
     def __init__(self) -> None:
         names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]

@@ -250,10 +250,10 @@ def test_a_job_that_had_written_all_it_may_ends_without_the_engine(env: EngineHo
 
 
 def test_only_a_resumable_job_that_has_begun_reports_its_output(env: EngineHost) -> None:
-    never = replace(a_plain_job("never", [9, 8], greedy(5_000)), resume=ResumeMode.NEVER)
+    restarted = replace(a_plain_job("restarted", [9, 8], greedy(5_000)), resume=ResumeMode.RESTART)
 
     async def scenario() -> None:
-        heard = await env.run(never, cut_after=3)
+        heard = await env.run(restarted, cut_after=3)
         assert isinstance(heard.end, Failed)
         assert heard.end.resume_point is None
         fresh = await env.run(a_plain_job("fresh", [5] * 600, greedy(5_000)), cut_after=0)

@@ -110,7 +110,7 @@ def test_the_view_and_the_card_describe_the_engine(env: EngineHost) -> None:
         "tiny",
         16_384,
         4096,
-        frozenset({"echo", "prefill", "structured_outputs"}),
+        frozenset({"echo", "prefill", "streamed_echo", "structured_outputs"}),
     )
 
 

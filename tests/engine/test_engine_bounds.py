@@ -72,7 +72,9 @@ def test_the_time_of_a_step_is_shared_by_what_it_did_for_each_sequence() -> None
 
 
 def a_sequence(key: int, tokens: int, *, lane: Lane = Lane.P1, computed: int = 0, blocks: int = 0) -> Sequence:
-    sequence = Sequence(key, [1] * tokens, sampling=greedy(), lane=lane, arrival=key, limit=10_000)
+    sequence = Sequence(
+        key, [1] * tokens, sampling=greedy(), lane=lane, arrival=key, limit=10_000, is_batch=lane is Lane.P2
+    )
     sequence.computed, sequence.blocks = computed, list(range(blocks))
     return sequence
 

@@ -37,7 +37,7 @@ def a_core(
 
 
 def a_request(key: int, prompt: list[int], sampling: Sampling | None = None, lane: Lane = Lane.P1) -> Request:
-    return Request(key, prompt, sampling or greedy(), lane)
+    return Request(key, prompt, sampling or greedy(), lane, is_batch=lane is Lane.P2)
 
 
 def all_steps(core: EngineCore) -> list[StepDone]:

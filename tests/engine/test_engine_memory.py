@@ -10,11 +10,15 @@ import torch
 
 from inferry.engine.checkpoint import read_config
 from inferry.engine.config import EngineConfig
+from inferry.engine.core import EngineCore
 from inferry.engine.device_memory import DeviceMemory, cpu_memory
 from inferry.engine.loader import load_model
-from inferry.engine.memory import MemoryModel, OutOfMemory, fitted
+from inferry.engine.memory import MAX_COPIED_BLOCKS, MemoryModel, OutOfMemory, fitted
+from inferry.engine.messages import Request
 from inferry.engine.model import Decoder
+from inferry.engine.runner import TorchRunner
 from support.checkpoints import FAMILIES, make_checkpoint
+from support.engine_fixtures import drain, greedy
 from support.memory_probe import tensor_bytes
 from support.pooling_models import embedding_model, scoring_model
 
@@ -41,7 +45,8 @@ def test_weights_and_cache_of_every_family_are_exact(family: str, tmp_path: Path
 
 
 def test_weights_of_models_without_a_head_are_exact(tmp_path: Path) -> None:
-    for directory in (embedding_model(tmp_path / "embed"), scoring_model(tmp_path / "score")):
+    heads = scoring_model(tmp_path / "score"), scoring_model(tmp_path / "labels", labels=3)
+    for directory in (embedding_model(tmp_path / "embed"), *heads):
         assert_exact(directory, "float32")
 
 
@@ -111,6 +116,22 @@ def test_captured_graphs_take_room_from_the_kv_cache(memory: MemoryModel, tmp_pa
     budget = memory.estimate(config).total
     lost = memory.kv_tokens(config, budget) - with_graphs.kv_tokens(config, budget)
     assert lost * memory.kv_token_bytes == pytest.approx(10 * MIB, rel=0.5)
+
+
+def test_padded_decodes_copy_a_bounded_part_of_the_cache(tmp_path: Path) -> None:
+    """Eight calls of 50 blocks each; every row of a padded step reads as many as the longest."""
+    make_checkpoint(tmp_path, "llama")
+    config = EngineConfig(mode="static", block_tokens=4, kv_tokens=2_000, max_sequences=8, chunk_tokens=1_600)
+    runner = TorchRunner.load(tmp_path, config)
+    decoder = runner._decoder
+    core = EngineCore(runner, config)
+    for key in range(8):
+        assert core.add(Request(key, [key + 3] * 196, greedy(4), 0)) is None
+    assert all(len(output) == 4 for output in drain(core).values())
+    at_once = MAX_COPIED_BLOCKS // 50 * 50
+    assert len(decoder._copied) == 2 * at_once * decoder.config.tiles  # twice: room to grow
+    copied = at_once * config.block_tokens * MemoryModel(decoder.config, "float32").kv_token_bytes
+    assert MemoryModel(decoder.config, "float32").estimate(config).workspace > copied // decoder.config.layers
 
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n"

@@ -79,7 +79,7 @@ def test_nothing_in_a_block_reaches_a_sequence_that_does_not_hold_it(tiny_dir: P
         theirs = [block for sequence in gone for block in sequence.blocks]
         core.abort(range(0, 24, 3))
         for cache in runner._decoder._cache:
-            cache[theirs] += noise
+            cache[:, theirs] += noise
         drain(core, heard)
         outputs.append({key: tokens for key, tokens in heard.items() if key % 3})
     assert outputs[0] == outputs[1]

@@ -91,7 +91,7 @@ def a_core(
 
 
 def a_request(key: int, prompt: list[int], tokens: int, *, lane: Lane = Lane.P1, batch: int = 0) -> Request:
-    return Request(key, prompt, greedy(tokens), lane, batch=batch)
+    return Request(key, prompt, greedy(tokens), lane, batch=batch, is_batch=lane is Lane.P2)
 
 
 @settings(max_examples=120, deadline=None)

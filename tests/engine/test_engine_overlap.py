@@ -49,7 +49,9 @@ class OverlappingFake(FakeRunner):
 
 def a_request(key: int, length: int, sampling: Sampling) -> Request:
     generator = random.Random(key)
-    return Request(key, [generator.randrange(1, 90) for _ in range(length)], sampling, lane=key % 3)
+    return Request(
+        key, [generator.randrange(1, 90) for _ in range(length)], sampling, lane=key % 3, is_batch=key % 3 == 2
+    )
 
 
 def test_a_second_step_is_launched_before_the_first_is_collected() -> None:

@@ -13,9 +13,17 @@ LIMITS = Limits(max_sequences=8, chunk_tokens=32, block_tokens=4, min_held_token
 
 
 def a_sequence(
-    key: int, tokens: int, *, lane: Lane = Lane.P1, computed: int = 0, blocks: int | None = None
+    key: int,
+    tokens: int,
+    *,
+    lane: Lane = Lane.P1,
+    computed: int = 0,
+    blocks: int | None = None,
+    is_batch: bool | None = None,
 ) -> Sequence:
-    sequence = Sequence(key, [1] * tokens, sampling=greedy(), lane=lane, arrival=key, limit=10_000)
+    """A sequence of P2 is batch work unless `is_batch` says otherwise."""
+    batch = lane is Lane.P2 if is_batch is None else is_batch
+    sequence = Sequence(key, [1] * tokens, sampling=greedy(), lane=lane, arrival=key, limit=10_000, is_batch=batch)
     sequence.computed = computed
     sequence.blocks = list(range(-(-computed // LIMITS.block_tokens) if blocks is None else blocks))
     return sequence
@@ -52,6 +60,13 @@ def test_a_live_prompt_shortens_its_step_by_holding_batch_work_back_once() -> No
     assert (work(plan), plan.held_back) == ([(9, 20)], True)
     plan = plan_step(batch, [live], 100, LIMITS, may_hold=False)
     assert (len(plan.work), plan.held_back) == (6, False)
+
+
+def test_a_lane_is_a_batch_lane_by_its_targets_and_not_by_its_number() -> None:
+    batch = [a_sequence(key, 8, lane=Lane.P1, computed=7, is_batch=True) for key in range(1, 6)]
+    live = a_sequence(9, 20, lane=Lane.P2, is_batch=False)
+    plan = plan_step(batch, [live], 100, LIMITS)
+    assert (work(plan), plan.held_back) == ([(9, 20)], True)
 
 
 def test_live_decodes_are_never_held_back() -> None:

@@ -142,10 +142,35 @@ def test_a_classification_head_scores_the_last_token(tmp_path: Path) -> None:
             assert close(score, torch.sigmoid(model(torch.tensor([ids])).logits[0]))
 
 
-@pytest.mark.parametrize(("name", "make"), [("2 labels", "labels"), ("cls_token", "pooling")])
+@pytest.mark.parametrize("is_multi_label", [False, True], ids=["one label of several", "each on its own"])
+def test_a_head_with_several_labels_classifies_the_last_token(tmp_path: Path, is_multi_label: bool) -> None:
+    problem = "multi_label_classification" if is_multi_label else "single_label_classification"
+    names = {"0": "bug", "1": "praise", "2": "question"}
+    directory = scoring_model(tmp_path / "labels", labels=3, problem_type=problem, id2label=names)
+    config = read_config(directory)
+    assert config.tasks == {Task.CLASSIFY}
+    assert config.labels == ("bug", "praise", "question")
+    model = reference(directory, "AutoModelForSequenceClassification")
+    for ids, probs in zip(prompts(), pooled(a_core(directory), prompts()), strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0]
+        assert close(probs, torch.sigmoid(logits) if is_multi_label else torch.softmax(logits, 0))
+
+
+def test_labels_without_names_have_those_of_transformers(tmp_path: Path) -> None:
+    assert read_config(scoring_model(tmp_path / "two", labels=2)).labels == ("LABEL_0", "LABEL_1")
+
+
+def test_a_head_that_does_not_fit_its_labels_is_refused(tmp_path: Path) -> None:
+    directory = scoring_model(tmp_path / "labels", labels=2, id2label={"0": "a", "1": "b", "2": "c"})
+    with pytest.raises(UnsupportedModel, match="2 rows for 3 labels"):
+        a_core(directory)
+
+
+@pytest.mark.parametrize(("name", "make"), [("regression", "labels"), ("cls_token", "pooling")])
 def test_other_heads_and_poolings_are_refused_by_name(tmp_path: Path, name: str, make: str) -> None:
     if make == "labels":
-        directory = scoring_model(tmp_path / "model", labels=2)
+        directory = scoring_model(tmp_path / "model", labels=2, problem_type="regression")
     else:
         directory = embedding_model(tmp_path / "model", pooling="cls_token")
     with pytest.raises(UnsupportedModel, match=name):

@@ -182,10 +182,17 @@ def test_a_sequence_is_aborted_while_its_grammar_is_compiled(tiny_dir: Path, mon
 
 def test_a_grammar_that_takes_too_long_is_refused(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = GrammarEngine(tiny_dir)
-    go_on = threading.Event()
-    monkeypatch.setattr(grammars, "grammar_text", lambda constraint, form: str(go_on.wait(60)))
+    go_on, running = threading.Event(), threading.Event()
+
+    def blocked(constraint: Constraint, form: Any) -> str:
+        running.set()
+        return str(go_on.wait(60))
+
+    monkeypatch.setattr(grammars, "grammar_text", blocked)
     monkeypatch.setattr(grammars, "COMPILE_TIMEOUT_S", 0.0)
-    engine.run([a_request(1, of_schema(TICKET))])
+    assert engine.core.add(a_request(1, of_schema(TICKET))) is None
+    assert running.wait(60)  # what no thread has begun is refused as busy
+    engine.run([])
     go_on.set()
     assert "within 0 s" in str(engine.ends[1].error)
 

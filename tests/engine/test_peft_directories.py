@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inferry.engine.adapters import read_adapter
+from inferry.engine.adapter_weights import read_adapter
 from inferry.engine.checkpoint import read_config
 from inferry.engine.peft_config import PeftConfig, UnsupportedAdapter, read_peft_config
 from support.adapters import ALL, make_adapter

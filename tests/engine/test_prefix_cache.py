@@ -9,12 +9,14 @@ from msgspec.structs import replace as with_fields
 from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
 from inferry.domain.values import replace
+from inferry.domain.workers import EngineMode
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Account, Request
 from inferry.engine.runner import TorchRunner
 from support.engine_fixtures import FakeRunner, drain, fake_output, greedy, note
 
+MODES: tuple[EngineMode, ...] = ("continuous", "hybrid", "dynamic", "static")
 SMALL = EngineConfig(max_sequences=4, kv_tokens=48, chunk_tokens=8, block_tokens=4)
 PROMPT = list(range(10, 20))
 
@@ -235,6 +237,29 @@ def test_a_run_that_is_over_keeps_nothing_and_leaves_other_runs_alone() -> None:
     assert cached(core, a_request(5, [2] * 9, 1)) == [8]
 
 
+def test_blocks_of_a_run_that_is_over_are_evicted_by_their_last_use() -> None:
+    """They may be a prefix that other runs have too, such as a common system prompt."""
+    core = a_core()  # 12 blocks
+    run(core, a_request(1, [1] * 17, 1))
+    run(core, a_request(2, [2] * 17, 1, run="r"))
+    core.pool.end_run("r")
+    assert (core.pool.kept, core.pool.cached) == (0, 8)
+    run(core, a_request(3, [3] * 29, 1))  # takes the 4 empty blocks and 4 cached ones
+    assert cached(core, a_request(4, [2] * 17, 1)) == [16]
+    assert cached(core, a_request(5, [1] * 17, 1)) == [0]
+
+
+def test_the_pool_remembers_a_bounded_number_of_uses() -> None:
+    core = a_core()
+    for key in range(100):
+        run(core, a_request(key, PROMPT, 1))
+    run(core, a_request(100, [2] * 17, 1))
+    run(core, a_request(101, PROMPT, 1))
+    assert len(core.pool._by_use) <= 2 * core.pool.total
+    run(core, a_request(102, [3] * 29, 1))
+    assert cached(core, a_request(103, PROMPT, 1)) == [8]
+
+
 def test_at_most_half_of_the_pool_is_kept_and_the_oldest_blocks_give_way() -> None:
     core = a_core()  # 12 blocks
     run(core, a_request(1, [1] * 17, 1, run="a"))
@@ -307,22 +332,53 @@ def test_many_decodes_that_share_blocks_equal_those_that_do_not(tiny_dir: Path) 
 def test_a_tenant_at_its_kv_quota_waits_and_others_overtake_it() -> None:
     core = a_core(with_fields(SMALL, kv_tokens=400, chunk_tokens=64))
     for key, tenant in ((1, "a"), (2, "a"), (3, "b")):
-        core.add(Request(key, [key] * 10, greedy(8), Lane.P1, kv_quota=(tenant, 20)))
+        core.add(Request(key, [key] * 10, greedy(8), Lane.P1, kv_quotas=((tenant, 20),)))
     core.step()
     assert (core.stats().running, core.stats().waiting) == (3, 0)
-    core.add(Request(4, [4], greedy(8), Lane.P1, kv_quota=("a", 20)))
-    core.add(Request(5, [5], greedy(8), Lane.P1, kv_quota=("c", 20)))
+    core.add(Request(4, [4] * 9, greedy(8), Lane.P1, kv_quotas=(("a", 20),)))
+    core.add(Request(5, [5], greedy(8), Lane.P1, kv_quotas=(("c", 20),)))
     core.step()
-    assert [sequence.key for sequence in core._running] == [1, 2, 3, 5]
+    assert [sequence.key for sequence in core._running] == [1, 3]  # 1 and 2 have grown beyond the quota together
+    core.step()
+    assert [sequence.key for sequence in core._running] == [1, 3, 5]
     outputs = drain(core, {})
-    assert outputs[4] == fake_output([4], 8)
+    assert outputs[4] == fake_output([4] * 9, 8)
+    assert core.pool.free == core.pool.total
+
+
+@pytest.mark.parametrize("mode", ["continuous", "hybrid", "dynamic"])
+def test_a_run_at_its_kv_quota_waits_and_other_runs_of_the_tenant_overtake_it(mode: EngineMode) -> None:
+    core = a_core(with_fields(SMALL, kv_tokens=400, chunk_tokens=64, mode=mode))
+    for key, run_name in ((1, "r"), (2, "r"), (3, "s")):
+        quotas = (("a", 200), (run_name, 20))
+        core.add(Request(key, [key] * 12, greedy(8), Lane.P1, kv_quotas=quotas))
+    core.step()
+    assert [sequence.key for sequence in core._running] == [1, 3]
+    outputs = drain(core, {})
+    assert outputs[2] == fake_output([2] * 12, 8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sequences_that_grow_beyond_a_quota_together_are_preempted_and_finish(mode: EngineMode) -> None:
+    core = a_core(with_fields(SMALL, kv_tokens=400, chunk_tokens=64, mode=mode))
+    for key in (1, 2, 3):
+        core.add(Request(key, [key] * 6, greedy(12), Lane.P1, kv_quotas=(("a", 200), ("r", 20))))
+    core.add(Request(4, [4] * 6, greedy(12), Lane.P1, kv_quotas=(("a", 200),)))
+    outputs: dict[int, list[int]] = {}
+    while core.has_work:
+        note(core.step(), outputs)
+        held = [len(sequence.tokens) for sequence in core._running if sequence.key != 4]
+        # Each has a token more than was planned for.
+        assert len(held) < 2 or sum(held) <= 20 + len(held)
+    assert outputs == {key: fake_output([key] * 6, 12) for key in (1, 2, 3, 4)}
+    assert core.stats().preemptions > 0
     assert core.pool.free == core.pool.total
 
 
 def test_a_sequence_beyond_its_tenants_quota_runs_alone() -> None:
     core = a_core(with_fields(SMALL, kv_tokens=400, chunk_tokens=64))
     for key in (1, 2):
-        core.add(Request(key, [key] * 30, greedy(4), Lane.P1, kv_quota=("a", 20)))
+        core.add(Request(key, [key] * 30, greedy(4), Lane.P1, kv_quotas=(("a", 20),)))
     core.step()
     assert core.stats().running == 1
     assert drain(core, {})[2] == fake_output([2] * 30, 4)

@@ -104,6 +104,23 @@ def test_a_prompt_of_token_ids_is_refused_by_name(engine: Engine) -> None:
     assert caught.value.param == "prompt"
 
 
+@pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": " the end"}], ids=lambda fields: next(iter(fields)))
+def test_echo_and_suffix_are_the_servers_own_or_refused_by_name(engine: Engine, fields: dict[str, Any]) -> None:
+    asked: Any = {"model": "m", "prompt": "hello there", "temperature": 0, "max_tokens": 5, **fields}
+    with pytest.raises(BadRequestError) as caught:
+        engine.client.completions.create(**asked, stream=True)
+    assert caught.value.param == next(iter(fields))
+    if engine.kind == "transformers":
+        with pytest.raises(BadRequestError) as caught:
+            engine.client.completions.create(**asked)
+        assert caught.value.param == next(iter(fields))
+        return
+    with OpenAI(base_url=engine.server.url + "/v1", api_key="unused", timeout=300) as direct:
+        own = direct.completions.create(**asked).choices[0].text
+    assert own.startswith("hello there") or own.endswith(" the end")
+    assert engine.client.completions.create(**asked).choices[0].text == own
+
+
 def test_contents_in_parts_and_developers_are_understood(engine: Engine) -> None:
     parts: Any = [{"role": "user", "content": [{"type": "text", "text": HELLO[0]["content"]}]}]
     assert text_of(engine.chat(messages=parts)) == text_of(engine.chat())

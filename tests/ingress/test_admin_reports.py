@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inferry.domain.reports import REPORTS
+from support.quiet_machine import a_quiet_machine
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, TenantGateway, bearer
 
@@ -19,7 +20,8 @@ CONFIG: dict[str, Any] = {"tenants": TENANTS, "prices": {"m": {"input": 1.0, "ou
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantGateway]:
-    with TenantGateway(tmp_path_factory.mktemp("reports"), lambda: ([ScriptedWorker()], {}), CONFIG) as gateway:
+    directory = tmp_path_factory.mktemp("reports")
+    with a_quiet_machine(), TenantGateway(directory, lambda: ([ScriptedWorker()], {}), CONFIG) as gateway:
         key = gateway.key("acme")
         for run in ("=one", "two"):
             headers = bearer(key, x_inferry_run_id=run, x_inferry_template_id="<b>t</b>")

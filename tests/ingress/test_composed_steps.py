@@ -1,9 +1,9 @@
 """Headers of the steps of composed models."""
 
 from inferry.ingress.composed_steps import step_headers
-from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY
+from inferry.ingress.run_identity import identity
 
 STEP = b"x-inferry-step-id"
 

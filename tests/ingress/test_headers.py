@@ -6,9 +6,9 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import InvalidRequest, LaneNotAllowed
 from inferry.domain.lanes import Lane
 from inferry.domain.tenants import ApiKey, Limits, Tenant
-from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, int_header, lane_of
 from inferry.ingress.idempotency import parse_idempotency
+from inferry.ingress.run_identity import identity
 
 
 def a_caller(tenant: Lane = Lane.P0, key: Lane | None = None, default: Lane | None = None) -> Caller:

@@ -30,11 +30,39 @@ def chat(roles: str) -> list[Raw]:
     return raw(*(said(names[letter], f"{letter}{index}") for index, letter in enumerate(roles)))
 
 
+def step(*ids: str) -> dict[str, Any]:
+    """A message of the assistant that calls tools."""
+    calls = [{"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}} for id in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def result(id: str) -> dict[str, str]:
+    return {"role": "tool", "tool_call_id": id, "content": "x"}
+
+
 def test_the_rest_begins_with_a_user_and_has_the_kept_messages() -> None:
     assert cut_at(chat("suauaua"), 2, 0) == 5
     assert cut_at(chat("suauaua"), 3, 0) == 3
-    assert cut_at(chat("suatata"), 2, 0) is None, "a tool's answer stays with its call"
     assert cut_at(chat("suatatuata"), 2, 0) == 6
+
+
+def test_a_loop_of_tools_is_cut_before_a_step() -> None:
+    """An agent works for long on one message of the user: without this cut its history is never summarised."""
+    assert cut_at(chat("suatata"), 2, 0) == 4
+    assert cut_at(chat("suatatat"), 2, 0) == 6
+    assert cut_at(chat("suatatat"), 2, 6) is None
+    assert cut_at(chat("suat"), 2, 0) is None, "the first step stays with the question"
+
+
+def test_results_stay_with_the_calls_that_they_answer() -> None:
+    parallel = raw(said("user"), step("1"), result("1"), step("2", "3"), result("2"), result("3"), step("4"))
+    assert [cut_at(parallel, keep, 0) for keep in (1, 2, 3, 4)] == [6, 3, 3, 3]
+    late = raw(said("user"), step("1"), result("1"), step("2", "3"), result("2"), said("user"), result("3"))
+    assert cut_at(late, 2, 0) == 3, "a result behind another message"
+    repeated = raw(said("user"), step("1"), result("1"), step("1"), result("1"), step("1"), result("1"))
+    assert cut_at(repeated, 2, 0) == 5, "ids that a model uses again"
+    orphan = raw(said("user"), step("1"), result("1"), step("2"), result("2"), result("unknown"), said("user"))
+    assert cut_at(orphan, 2, 0) == 3
 
 
 def test_nothing_is_covered_twice_or_without_messages() -> None:

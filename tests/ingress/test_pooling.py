@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.pooling import REFUSED, pools, score_of, vector_of
+from support.pooling import REFUSED, label_of, pools, probs_of, score_of, vector_of
 from support.pooling_gateway import EMBEDDINGS, PoolingGateway
 from support.tenant_gateway import CHAT, bearer
 from support.upstream import Upstream
@@ -91,6 +91,20 @@ def test_scores_are_answered_as_vllm_does(
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == 2 * len(pairs)
 
 
+def test_a_classification_is_answered_as_vllm_does(gateway: PoolingGateway, key: str) -> None:
+    answer = gateway.post("/v1/classify", key, input=["a", "b"], use_activation=True)
+    assert answer.json["data"] == [
+        {"index": index, "label": label_of(one), "probs": probs_of(one), "num_classes": 2}
+        for index, one in enumerate(["a", "b"])
+    ]
+    assert set(answer.json) == {"id", "object", "created", "model", "data", "usage"}
+    assert answer.json["id"].startswith("classify-")
+    assert (answer.json["object"], answer.json["model"]) == ("list", "m")
+    assert answer.json["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
+    sent = {**gateway.upstream.bodies[-1], "cache_salt": "salt"}
+    assert sent == {"model": "m", "input": ["a", "b"], "use_activation": True, "cache_salt": "salt"}
+
+
 def test_documents_are_ordered_by_their_score(gateway: PoolingGateway, key: str) -> None:
     documents = ["a", "b", "c", "d"]
     ranked = sorted(range(4), key=lambda index: -score_of("q", documents[index]))
@@ -123,6 +137,9 @@ def test_documents_are_ordered_by_their_score(gateway: PoolingGateway, key: str)
         (EMBEDDINGS, {"input": "a", "dimensions": 0}, "dimensions"),
         (EMBEDDINGS, {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         (EMBEDDINGS, {"input": "a", "priority": 1}, "priority"),
+        ("/v1/classify", {}, "input"),
+        ("/v1/classify", {"input": [[]]}, "input[0]"),
+        ("/v1/classify", {"input": "a", "use_activation": 1}, "use_activation"),
         ("/v1/score", {"text_1": "a"}, "text_2"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": "a"}, "text_1"),
         ("/v1/score", {"text_1": [], "text_2": ["a"]}, "text_1"),
@@ -158,7 +175,9 @@ def test_models_say_what_they_do_and_other_tasks_are_refused(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
     with PoolingGateway(tmp_path / "pools", generates=False) as pooling:
         key = pooling.key("acme")
-        assert pooling.call("GET", "/v1/models", None, bearer(key)).json["data"][0]["tasks"] == ["embed", "score"]
+        assert pooling.call("GET", "/v1/models", None, bearer(key)).json["data"][0]["tasks"] == [
+            *("classify", "embed", "score")
+        ]
         assert pooling.post(EMBEDDINGS, key, input="a").status == 200
         answer = pooling.post(CHAT, key, messages=[{"role": "user", "content": "hi"}])
         assert (answer.status, answer.code) == (400, "unsupported_feature")
@@ -169,6 +188,9 @@ def test_models_say_what_they_do_and_other_tasks_are_refused(tmp_path: Path) -> 
         answer = generating.post(EMBEDDINGS, key, input="a")
         assert (answer.status, answer.code) == (400, "unsupported_feature")
         assert generating.post("/v1/rerank", key, query="q", documents=["d"]).code == "unsupported_feature"
+        refused = generating.post("/v1/classify", key, input="a")
+        assert (refused.status, refused.code) == (400, "unsupported_feature")
+        assert "does not support the task `classify`" in refused.json["error"]["message"]
 
 
 class Paused:

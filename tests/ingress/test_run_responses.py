@@ -13,16 +13,17 @@ import pytest
 
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.ingress.run_responses import hint
+from inferry.ingress.run_tools import ToolReports, ToolUse
 from inferry.ledger.stores.attempts import AttemptStore
 from support.scripted_gateway import ScriptedGateway
 from support.serving import post
 
 
 class RunsGateway(ScriptedGateway):
-    def ask(self, method: str, path: str, tenant: str = "default") -> tuple[int, Any]:
+    def ask(self, method: str, path: str, tenant: str = "default", body: bytes | None = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=120)
         try:
-            connection.request(method, path, headers={"x-inferry-tenant": tenant})
+            connection.request(method, path, body, headers={"x-inferry-tenant": tenant})
             response = connection.getresponse()
             return response.status, msgspec.json.decode(response.read() or b"null")
         finally:
@@ -237,3 +238,52 @@ def _until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)
+
+
+def test_the_tools_of_a_finished_run_are_on_its_page(gateway: RunsGateway) -> None:
+    use = {"search": {"calls": 2, "seconds": 1.5, "errors": 1}}
+    for tenant in ("default", "other"):
+        assert gateway.call("agent", tenant=tenant) == 200
+    assert gateway.ask("GET", "/v1/runs/agent")[1]["tools"] == {}
+    status, page = gateway.ask("POST", "/v1/runs/agent/finish", body=msgspec.json.encode({"tools": use}))
+    assert (status, page["status"], page["tools"]) == (200, "finished", use)
+    for body in (None, b" ", b"{}", b'{"tools":null}'):
+        assert gateway.ask("POST", "/v1/runs/agent/finish", body=body)[1]["tools"] == use
+    assert gateway.ask("GET", "/v1/runs/agent", "other")[1]["tools"] == {}
+    recorded = b'{"tools":{"write":{"calls":1,"seconds":2}}}'
+    assert gateway.ask("POST", "/v1/runs/yesterday/finish", body=recorded)[0] == 200
+    write = {"calls": 1, "seconds": 2.0, "errors": 0}
+    assert gateway.ask("GET", "/v1/runs/yesterday")[1]["tools"] == {"write": write}
+    assert gateway.ask("POST", "/v1/runs/unknown/finish", body=recorded)[0] == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b'{"tools":[]}',
+        b'{"tools":{"":{"calls":1,"seconds":1}}}',
+        b'{"tools":{"%b":{"calls":1,"seconds":1}}}' % (65 * b"x"),
+        b'{"tools":{"a\\nb":{"calls":1,"seconds":1}}}',
+        b'{"tools":{"a":{"calls":-1,"seconds":1}}}',
+        b'{"tools":{"a":{"calls":1,"seconds":-1}}}',
+        b'{"tools":{"a":{"calls":1,"seconds":1e99}}}',
+        b'{"tools":{"a":{"seconds":1}}}',
+        msgspec.json.encode({"tools": {f"t{number}": {"calls": 1, "seconds": 1} for number in range(33)}}),
+    ],
+)
+def test_a_report_that_is_too_large_or_malformed_is_refused_and_finishes_nothing(
+    gateway: RunsGateway, body: bytes
+) -> None:
+    assert gateway.call("agent") == 200
+    status, answer = gateway.ask("POST", "/v1/runs/agent/finish", body=body)
+    assert (status, answer["error"]["code"]) == (400, "invalid_request")
+    page = gateway.ask("GET", "/v1/runs/agent")[1]
+    assert (page["status"], page["tools"]) == ("idle", {})
+
+
+def test_the_reports_of_the_latest_runs_are_kept() -> None:
+    reports = ToolReports(max_reports=2)
+    for number, run in enumerate(("a", "b", "a", "c")):
+        reports.keep("t", run, {"tool": ToolUse(number, 1.0)})
+    assert [reports.of("t", run) for run in "abc"] == [{"tool": ToolUse(2, 1.0)}, {}, {"tool": ToolUse(3, 1.0)}]

@@ -58,13 +58,46 @@ def test_an_entry_comes_back_as_it_went_in(ledger: AttemptStore, ledger_url: str
 
 
 def test_appending_the_same_attempt_twice_changes_nothing(ledger: AttemptStore, ledger_url: str) -> None:
-    first = an_entry(1, output_tokens=5)
+    first = an_entry(1, output_tokens=5, outcome=Outcome.FAILED)
     again = msgspec.structs.replace(first, output_tokens=999)
-    retried = msgspec.structs.replace(first, attempt=2)
+    retried = msgspec.structs.replace(first, attempt=2, outcome=Outcome.DONE)
     ledger.append([first])
     ledger.append([again, retried])
     ledger.append([retried])
     assert everything_in(ledger_url) == [first, retried]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED])
+def test_repeated_work_is_charged_where_the_process_before_has_left_rows_of_attempts_without_a_result(
+    ledger: AttemptStore, ledger_url: str, outcome: Outcome
+) -> None:
+    left = [an_entry("job-0", attempt=number, outcome=outcome) for number in (1, 2)]
+    ledger.append(left)
+    done = an_entry("job-0", attempt=1, output_tokens=5)
+    for _ in range(2):  # a write whose acknowledgement was lost is repeated
+        ledger.append([done, an_entry("other")])
+    assert everything_in(ledger_url) == [
+        *left,
+        msgspec.structs.replace(done, attempt=3),
+        an_entry("other"),
+    ]
+
+
+def test_of_two_results_of_the_same_work_the_first_is_charged(ledger: AttemptStore, ledger_url: str) -> None:
+    lost, late = an_entry("job-0", attempt=1, outcome=Outcome.FAILED), an_entry("job-0", attempt=2, output_tokens=9)
+    done = an_entry("job-0", attempt=1, output_tokens=5)
+    ledger.append([done])
+    ledger.append([lost])
+    ledger.append([late])
+    ledger.append([lost, late])
+    assert everything_in(ledger_url) == [done]
+
+
+def test_a_later_result_of_repeated_work_is_not_charged_again(ledger: AttemptStore, ledger_url: str) -> None:
+    lost, late = an_entry("job-0", attempt=1, outcome=Outcome.FAILED), an_entry("job-0", attempt=2, output_tokens=9)
+    ledger.append([lost, late])
+    ledger.append([an_entry("job-0", attempt=1, output_tokens=5)])
+    assert everything_in(ledger_url) == [lost, late]
 
 
 def test_nothing_of_a_batch_is_kept_when_one_entry_cannot_be(ledger: AttemptStore, ledger_url: str) -> None:

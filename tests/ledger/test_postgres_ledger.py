@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,3 +144,12 @@ def test_an_entry_that_cannot_be_stored_costs_no_other(postgres_url: str) -> Non
     assert (recorder.written, recorder.dropped) == (2, 2)
     with open_queries(postgres_url) as queries:
         assert {entry.job_id for entry in queries.jobs()} == {"good", "fine"}
+
+
+def test_the_event_loop_gets_its_turn_between_the_rows_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda seconds: seen.append("pause")))
+    for row in module._in_turns((number,) for number in range(40)):
+        seen.append(f"row {row[0]}")
+    assert [what for what in seen if what != "pause"] == [f"row {number}" for number in range(40)]
+    assert [number for number, what in enumerate(seen) if what == "pause"] == [16, 33]

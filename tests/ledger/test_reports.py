@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from inferry.domain.errors import ReportTimeout
 from inferry.domain.ledger import GpuTimeRow, Outcome, RetentionPolicy
 from inferry.domain.reports import REPORTS, Report, ReportQuery, RunBudget, as_csv, as_json, default_period
 from inferry.domain.tenants import Limits, Tenant
 from inferry.ledger.queries import LedgerQueries
-from inferry.ledger.report_queries import MONTH_S
+from inferry.ledger.report_totals import MONTH_S
 from inferry.ledger.stores.attempts import AttemptStore
 from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.opening import open_queries
@@ -80,6 +81,39 @@ def test_runs_are_set_against_the_budget_of_their_tenant(ledger: AttemptStore, q
     assert (free["run"], free["cost"], free["budget_used"]) == ("free", None, None)
     (only,) = rows(queries.report("runs", a_period(tenant="other", budget=0.5)))
     assert (only["run"], only["money_budget"], only["budget_used"]) == ("free", 0.5, None)
+
+
+def test_a_run_with_its_sub_runs_is_one_run_against_the_budget(ledger: AttemptStore, queries: LedgerQueries) -> None:
+    of = {"prompt_tokens": 9_000, "output_tokens": 1_000, "total_ms": 1000, "cost_nanos": 10**8}
+    family = [("root", None), *((f"sub-{n}", "root") for n in range(4)), ("grandchild", "sub-3")]
+    ledger.append(
+        [
+            an_entry(number, run_id=run, parent_run=parent, ended_at=MONDAY + 2 * number + 1, **of)
+            for number, (run, parent) in enumerate(family)
+        ]
+    )
+    ledger.append(
+        [
+            # A sub-run of a run without calls, a run of another tenant with the same id, and a call before the period.
+            an_entry(20, run_id="orphan", parent_run="silent", ended_at=MONDAY + 30, **of),
+            an_entry(21, tenant="other", run_id="sub-1", ended_at=MONDAY + 40, **of),
+            an_entry(22, run_id="sub-2", parent_run="root", ended_at=MONDAY - 5, **of),
+        ]
+    )
+    asked = a_period(budgets={"acme": RunBudget(tokens=50_000)})
+    other, silent, root = rows(queries.report("runs", asked))
+    assert (other["run"], other["tokens"]) == ("sub-1", 10_000)
+    assert (silent["run"], silent["tokens"], silent["budget_used"]) == ("silent", 10_000, 0.2)
+    assert (root["run"], root["tokens"], root["calls"], root["budget_used"]) == ("root", 70_000, 7, 1.4)
+    assert (root["ended_at"], root["seconds"]) == (MONDAY + 11, 17.0)
+    assert root["tool_seconds"] == pytest.approx(17.0 - 7.0)
+    (week,) = rows(queries.report("breaches", asked))
+    assert week.items() >= {"runs": 3, "over_budget": 1, "breached": 1}.items()
+    assert week["cost_per_run"] == pytest.approx(0.8 / 3)
+    (tenant, _) = rows(queries.report("tenants", asked))
+    assert (tenant["tenant"], tenant["runs"], tenant["cost_per_run"]) == ("acme", 2, pytest.approx(0.35))
+    assert [row["runs"] for row in rows(queries.report("templates", asked))] == [2, 1]
+    assert {one.tenant: one.runs for one in queries.tenants(since=MONDAY)} == {"acme": 2, "other": 1}
 
 
 def test_breaches_are_counted_per_week(ledger: AttemptStore, queries: LedgerQueries) -> None:
@@ -170,12 +204,65 @@ def test_two_periods_are_compared_lane_by_lane(ledger: AttemptStore, queries: Le
     assert table["P0", "wait_p50_ms"].items() >= {"before": 50.0, "after": 51.0, "unit": "ms"}.items()
     assert (table["P0", "wait_p95_ms"]["before"], table["P0", "wait_p95_ms"]["after"]) == (95.0, 96.0)
     assert table["P0", "ttft_p95_ms"]["after"] == 192.0
+    assert [table["P0", name]["after"] for name in ("wait_p999_ms", "wait_max_ms")] == [101.0, 101.0]
+    assert [table["P0", name]["after"] for name in ("ttft_p999_ms", "ttft_max_ms")] == [202.0, 202.0]
     assert table["P0", "attainment"]["change_percent"] == pytest.approx(50.0)
     assert (table["all", "calls"]["before"], table["all", "calls"]["after"]) == (100, 101)
     assert (table["P2", "calls"]["before"], table["P2", "calls"]["change_percent"]) == (None, None)
     assert table["P0", "cost"]["before"] == pytest.approx(0.1)
     given = a_period(MONDAY + 7 * DAY, MONDAY + 14 * DAY, before_since=MONDAY, before_until=MONDAY + DAY)
     assert "differ in length" in queries.report("compare", given).notes[-1]
+
+
+def test_two_periods_are_compared_by_the_rules_of_the_other_reports(
+    ledger: AttemptStore, queries: LedgerQueries
+) -> None:
+    of = {"worker": "w", "prompt_tokens": 1000, "cached_tokens": 200, "output_tokens": 400}
+    for week, (cost_nanos, gpu_seconds, idle, breaches) in enumerate(
+        [(2 * 10**9, 40.0, 75.0, 1), (10**9, 20.0, 50.0, 3)]
+    ):
+        monday = MONDAY + week * 7 * DAY
+        ledger.append(
+            [
+                an_entry(
+                    f"{week}-{number}",
+                    run_id=f"run-{week}-{number}",
+                    ended_at=monday + number * DAY,
+                    total_ms=0,
+                    lane=f"P{number % 2}",
+                    error_code="run_budget_exhausted" if number < breaches else None,
+                    cost_nanos=cost_nanos // 4,
+                    gpu_seconds=gpu_seconds / 4,
+                    **of,
+                )
+                for number in range(4)
+            ]
+        )
+        ledger.append_gpu_time(
+            [
+                GpuTimeRow(worker="w", started_at=monday, kind=kind, ended_at=monday + 100, gpu_seconds=of_kind)
+                for kind, of_kind in (("idle", idle), ("work", 100.0 - idle))
+            ]
+        )
+    asked = a_period(MONDAY + 7 * DAY, MONDAY + 14 * DAY)
+    table = {(row["lane"], row["figure"]): row for row in rows(queries.report("compare", asked))}
+
+    def both(lane: str, figure: str) -> tuple[object, object]:
+        return table[lane, figure]["before"], table[lane, figure]["after"]
+
+    (month,) = rows(queries.report("month", asked))
+    (worker,) = rows(queries.report("efficiency", asked))
+    (week_of,) = rows(queries.report("breaches", asked))
+    assert both("all", "cost_per_month") == pytest.approx((2.0 * MONTH_S / (7 * DAY), month["cost_per_month"]))
+    assert both("all", "tokens_per_gpu_second") == pytest.approx((4 * 1200 / 40, worker["tokens_per_gpu_second"]))
+    assert both("all", "utilisation") == pytest.approx((0.25, worker["utilisation"]))
+    assert both("all", "breaches") == (1, week_of["breached"]) == (1, 3)
+    assert both("P1", "cost_per_month") == pytest.approx((MONTH_S / (7 * DAY), 0.5 * MONTH_S / (7 * DAY)))
+    assert both("P1", "tokens_per_gpu_second") == pytest.approx((120.0, 240.0))
+    assert ("P1", "utilisation") not in table
+    assert ("P1", "breaches") not in table
+    own = {row["figure"]: row for row in rows(queries.report("compare", replace(asked, tenant="acme")))}
+    assert (own["utilisation"]["after"], own["breaches"]["after"]) == (None, 3)
 
 
 def test_the_cost_of_a_month_says_what_it_is_based_on(ledger: AttemptStore, queries: LedgerQueries) -> None:

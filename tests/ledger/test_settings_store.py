@@ -99,6 +99,28 @@ def test_runs_are_summed_by_version_from_the_begin_of_the_trial(store: SettingsS
     assert store.tallies((1, 2), 50.0, 100.0) == []
 
 
+def test_a_call_that_did_not_complete_is_missed_if_it_was_late_and_not_judged_otherwise(
+    store: SettingsStore, ledger_url: str
+) -> None:
+    ledger = AttemptStore(ledger_url)
+    ended = [Outcome.CANCELLED, Outcome.FAILED, Outcome.EXPIRED]
+    ledger.append(
+        [
+            an_entry(number, 2, outcome=outcome, attained=attained, run_id=f"{outcome.value} {attained}")
+            for number, (outcome, attained) in enumerate((one, two) for one in ended for two in (True, False))
+        ]
+    )
+    ledger.close()
+    found = {tuple(one.run.split("\0")[1].split()): one for one in store.tallies((2,), 50.0, None)}
+    assert {name: (one.judged, one.attained, one.failed) for name, one in found.items()} == {
+        ("cancelled", "False"): (1, 0, 0),
+        ("failed", "True"): (0, 0, 1),
+        ("failed", "False"): (1, 0, 1),
+        ("expired", "True"): (0, 0, 1),
+        ("expired", "False"): (1, 0, 1),
+    }
+
+
 def test_calls_for_a_replay_have_times_and_tokens_and_come_in_order(store: SettingsStore, ledger_url: str) -> None:
     ledger = AttemptStore(ledger_url)
     ledger.append(

@@ -74,10 +74,11 @@ def test_only_charged_attempts_are_summed(ledger: AttemptStore, engine: Engine) 
             an_answer(1, 10, outcome=Outcome.FAILED),
             an_answer(2, 20, outcome=Outcome.PREEMPTED),
             an_answer(3, 40, outcome=Outcome.EXPIRED),
-            an_answer(4, 80, outcome=Outcome.CANCELLED),
+            an_answer(4, 80, outcome=Outcome.CANCELLED, first_token_ms=5.0),
             an_answer(5, 160, shared_with="job-4"),
             an_answer(6, 320, cost_nanos=None),
             an_answer(7, 640, outcome=Outcome.EXPIRED, error_code="deadline_exceeded"),
+            an_answer(8, 1280, outcome=Outcome.CANCELLED, first_token_ms=None),
         ]
     )
     assert found(query_spending(engine, NOON), "day") == {("a", None, None): (400, 80)}
@@ -85,6 +86,13 @@ def test_only_charged_attempts_are_summed(ledger: AttemptStore, engine: Engine) 
 
 def test_a_call_whose_deadline_passed_after_its_first_token_is_added_up(ledger: AttemptStore, engine: Engine) -> None:
     ledger.append([an_answer(1, 10, outcome=Outcome.EXPIRED, error_code="deadline_exceeded", first_token_ms=5.0)])
+    assert found(query_spending(engine, NOON), "day") == {("a", None, None): (10, 10)}
+
+
+def test_a_resumed_call_that_was_cancelled_before_its_next_token_is_added_up(
+    ledger: AttemptStore, engine: Engine
+) -> None:
+    ledger.append([an_answer(1, 10, outcome=Outcome.CANCELLED, attempt=2, first_token_ms=None)])
     assert found(query_spending(engine, NOON), "day") == {("a", None, None): (10, 10)}
 
 

@@ -65,6 +65,7 @@ def test_two_arms_are_measured_saved_and_compared(inferry: Invoke, tmp_path: Pat
     assert (alone.exit_code, done.exit_code) == (0, 0), alone.output + done.output
     assert "promise" not in done.stdout
     assert re.search(r"^P0 +\d+ +100.0%", done.stdout, re.MULTILINE)
+    assert re.search(r"^lane +ttft p99 +p99.9 +max +itl p99 +p99.9 +max +e2e p99 +p99.9 +max", done.stdout, re.M)
     before, after = (from_json((tmp_path / name).read_bytes()) for name in ("before.json", "after.json"))
     assert (after.server, after.model, after.partial, after.label) == ("9.8.7", "m", False, "open")
     assert [row.due_s for row in before.calls] == pytest.approx([row.due_s for row in after.calls])

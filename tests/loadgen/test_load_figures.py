@@ -99,6 +99,13 @@ def test_percentiles_are_of_all_calls_that_were_not_left() -> None:
     figures = lane_figures(rows, [], PROMISES[Lane.P0], None, 0.0, 1.0)
     assert (figures.ttft_p50, figures.ttft_p95, figures.ttft_p99) == (0.5, 0.95, 0.99)
     assert figures.e2e_p95 == 9.5
+    assert (figures.ttft_p999, figures.ttft_max, figures.e2e_p999, figures.e2e_max) == (0.99, 0.99, 9.9, 9.9)
+
+
+def test_the_thousandth_call_shows_in_the_tail_alone() -> None:
+    rows = [a_row(str(n), ttft_s=n / 1000) for n in range(2000)]
+    figures = lane_figures(rows, [], PROMISES[Lane.P0], None, 0.0, 1.0)
+    assert (figures.ttft_p99, figures.ttft_p999, figures.ttft_max) == (1.98, 1.998, 1.999)
 
 
 # -- gaps and rates ----------------------------------------------------------------------------------------------------

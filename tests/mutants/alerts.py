@@ -1,10 +1,22 @@
-"""Metrics and alerts, broken in one place at a time."""
+"""Metrics, alerts and advice, broken in one place at a time."""
 
 from mutants.mutant import Mutant, MutantGroup
 
 GROUP = MutantGroup(
     tests=("tests/observe", "tests/durable/test_webhook_sender.py"),
     mutants=(
+        Mutant(
+            "streams that are late in every step are advised to use the hybrid mode",
+            "observe/diagnosis/advice.py",
+            "return p50_ms <= target_ms < p99_ms",
+            "return target_ms < p99_ms",
+        ),
+        Mutant(
+            "batching is advised where nothing waits",
+            "observe/diagnosis/advice.py",
+            "if waits >= WAITING_SHARE:",
+            "if waits >= 0.0:",
+        ),
         Mutant(
             "an alert fires at once",
             "observe/alert_states.py",

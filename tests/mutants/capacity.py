@@ -2,24 +2,26 @@
 
 from mutants.mutant import Mutant, MutantGroup
 
+_RELEASE = ("tests/scheduling/test_release.py",)
+
 GROUP = MutantGroup(
     tests=("tests/scheduling", "tests/properties"),
     mutants=(
         Mutant(
             "a job is held back without bound",
-            "scheduling/release.py",
+            "scheduling/hold_bound.py",
             "            if at <= tick_context.now:\n",
             "            if at < 0:\n",
         ),
         Mutant(
             "an overdue job goes before higher lanes at once",
-            "scheduling/release.py",
+            "scheduling/hold_bound.py",
             "if turn_at is not None and now < turn_at:",
             "if turn_at is not None and now < 0:",
         ),
         Mutant(
             "an overdue job never goes before higher lanes",
-            "scheduling/release.py",
+            "scheduling/hold_bound.py",
             "if turn_at is not None and now < turn_at:",
             "if turn_at is not None:",
         ),
@@ -28,6 +30,27 @@ GROUP = MutantGroup(
             "scheduling/worker_state.py",
             "self.direct is None or self.pads or self.prefill_tokens >= self.direct.chunk_tokens",
             "self.direct is None or self.pads",
+        ),
+        Mutant(
+            "a job is held for more than twice as long as in the engine alone",
+            "scheduling/hold_bound.py",
+            "HOLD_FACTOR: Final = 1.25",
+            "HOLD_FACTOR: Final = 2.5",
+            _RELEASE,
+        ),
+        Mutant(
+            "higher lanes go first for more than twice as long as in the engine alone",
+            "scheduling/hold_bound.py",
+            "TURN_FACTOR: Final = 1.75",
+            "TURN_FACTOR: Final = 3.5",
+            _RELEASE,
+        ),
+        Mutant(
+            "the time of its own prompt is no part of a job's wait",
+            "scheduling/hold_bound.py",
+            "factor * (direct.waits_s[entry.lane] + alone_s) - alone_s",
+            "factor * direct.waits_s[entry.lane] + alone_s",
+            _RELEASE,
         ),
         Mutant(
             "the engine alone has no lanes",
@@ -129,15 +152,9 @@ GROUP = MutantGroup(
             "RATIO_PRIOR_TOKENS = 1",
         ),
         Mutant(
-            "prompts spend nothing",
-            "scheduling/capacity/prefill_bucket.py",
-            "        self._level -= tokens\n",
-            "        pass\n",
-        ),
-        Mutant(
             "live prompts put lower lanes in debt for good",
             "scheduling/capacity/prefill_bucket.py",
-            "max(self._level - tokens, min(self._level, -MAX_DEBT_S * self._rate))",
+            "max(self._level - tokens, min(self._level, -max_debt_s * self._rate))",
             "self._level - tokens",
         ),
         Mutant(

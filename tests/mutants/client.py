@@ -84,6 +84,12 @@ GROUP = MutantGroup(
             "if kind is None:",
         ),
         Mutant(
+            "a run names more tools than the gateway takes",
+            "client/tools.py",
+            "in named[:MAX_REPORTED]",
+            "in named",
+        ),
+        Mutant(
             "cached prompts do not count against the budget",
             "client/async_client.py",
             'used["tokens"]["prompt"] + used["tokens"]["output"]',

@@ -3,8 +3,10 @@
 from mutants.mutant import Mutant, MutantGroup
 
 _LINK = ("tests/cluster/test_link.py", "tests/cluster/test_link_access.py")
+_INGRESS = ("tests/cluster/test_ingress_gateway.py",)
 _ROLES = ("tests/cluster/test_roles.py",)
 _SCHEDULING = ("tests/cluster/test_remote_in_scheduling.py",)
+_REQUESTS = ("tests/cluster/test_worker_requests.py",)
 _CONTRACT = ("tests/contracts/test_worker_contract.py",)
 _PROCESSES = ("tests/e2e/test_processes.py",)
 _LOST = ("tests/e2e/test_lost_processes.py",)
@@ -182,11 +184,46 @@ GROUP = MutantGroup(
             _ROLES,
         ),
         Mutant(
+            "an owner that owns its workers again does not send",
+            "workers/leased.py",
+            "            worker.may_send = lambda: self.may_send()\n",
+            "            worker.may_send = may_send\n",
+            ("tests/workers/test_leased.py",),
+        ),
+        Mutant(
+            "a cancelled request to Redis goes on",
+            "cluster/kept_cancellation.py",
+            "        if task.cancelling() > cancels:",
+            "        if task.cancelling() < cancels:",
+            ("tests/cluster/test_kept_cancellation.py",),
+        ),
+        Mutant(
+            "a link that is closed during its greeting stays open",
+            "workers/remote/owner_link.py",
+            "        except BaseException as error:",
+            "        except (OSError, handshake.HandshakeFailed) as error:",
+            ("tests/cluster/test_link_close.py",),
+        ),
+        Mutant(
+            "a gateway without workers denies every model",
+            "dispatch/model_catalog.py",
+            "            if not views:  #",
+            "            if False:  #",
+            ("tests/dispatch/test_model_catalog.py",),
+        ),
+        Mutant(
             "a gateway between two owners has no models",
             "cli/cluster_wiring.py",
-            "            self._served(models, link, was_up=True)",
-            "            pass",
+            "            self._served(models, link)\n\n    async def clear",
+            "            pass\n\n    async def clear",
             _ROLES,
+        ),
+        Mutant(
+            "an ingress process refuses calls before it knows that the owner's workers are up",
+            "cli/cluster_wiring.py",
+            '"remote", was_up=True',
+            '"remote"',
+            ("tests/cluster/test_ingress_gateway.py",),
         ),
         Mutant(
             "streams are not prepared for the loss of the owner",
@@ -215,6 +252,62 @@ GROUP = MutantGroup(
             "            return self._sharing.repeats",
             "            return True",
             _PROCESSES,
+        ),
+        Mutant(
+            "a gateway that does not own the workers answers for them",
+            "ingress/member_app.py",
+            "is_local = self._open_http is None",
+            "is_local = True",
+            _REQUESTS,
+        ),
+        Mutant(
+            "a gateway advises for the workers of another one",
+            "dispatch/scale_monitor.py",
+            "for view in self._pool.views() if not view.is_remote]",
+            "for view in self._pool.views()]",
+            _REQUESTS,
+        ),
+        Mutant(
+            "the end of a run does not reach the owner",
+            "workers/remote/worker.py",
+            "        self.link.send(EndRun(tenant, run_id))",
+            "        pass",
+            _REQUESTS,
+        ),
+        Mutant(
+            "a new owner uses drained workers",
+            "cli/owned_workers.py",
+            "        if worker.name in self.drained:",
+            "        if False:",
+            _REQUESTS,
+        ),
+        Mutant(
+            "a worker of a file is used without a lease",
+            "cli/owned_workers.py",
+            "lease(worker, lambda: self.may_send())",
+            "lease(worker, lambda: True)",
+            ("tests/cluster/test_owned_file.py",),
+        ),
+        Mutant(
+            "a former owner keeps the workers of the file",
+            "cli/roles.py",
+            "        await self._owned.clear()",
+            "        pass",
+            ("tests/cluster/test_owned_file.py",),
+        ),
+        Mutant(
+            "a request waits for an owner that is no more",
+            "workers/remote/owner_link.py",
+            "            transport.abort()",
+            "            pass",
+            _REQUESTS,
+        ),
+        Mutant(
+            "an ingress process keeps the lanes of the file",
+            "cli/cluster_wiring.py",
+            "    follow_lanes(link, gateway)\n",
+            "",
+            _INGRESS,
         ),
         Mutant(
             "a dead process is not restarted",

@@ -26,6 +26,13 @@ GROUP = MutantGroup(
     tests=(*_HEALTH, *_AGAIN, *_PREFIXES, *_CANCELS, *_FOLLOWERS, *_POOL, *_DEADLINES, "tests/dispatch/test_loop.py"),
     mutants=(
         Mutant(
+            "a call that overflows is sent before its cost is in the database",
+            "dispatch/loop.py",
+            "            if batch or (job.overflow is not None and self.overflow_batch(job)):",
+            "            if batch:",
+            ("tests/dispatch/test_watermark_writer.py",),
+        ),
+        Mutant(
             "foreign load holds jobs back although nothing else runs",
             "dispatch/foreign_load.py",
             "        elif now - self._held_since.setdefault(worker, now) >= FOREIGN_HOLD_S:",
@@ -163,6 +170,20 @@ GROUP = MutantGroup(
             "domain/recovery.py",
             "avoid=(*route.avoid, attempt.plan.worker)",
             "avoid=(attempt.plan.worker,)",
+            _AGAIN,
+        ),
+        Mutant(
+            "an answer is continued in another precision",
+            "domain/recovery.py",
+            "if resume_point is not None and route.precision is None and",
+            "if False and",
+            _AGAIN,
+        ),
+        Mutant(
+            "a restarted job is bound to the precision of the worker that lost it",
+            "domain/recovery.py",
+            "if resume_point is not None and route.precision is None and",
+            "if route.precision is None and",
             _AGAIN,
         ),
         Mutant(
@@ -347,8 +368,8 @@ GROUP = MutantGroup(
         Mutant(
             "a worker that lost the job counts as another",
             "dispatch/pool.py",
-            " and view.worker not in avoid and _takes_calls(view)",
-            " and _takes_calls(view)",
+            "_serves(view, model, precision) and view.worker not in avoid",
+            "_serves(view, model, precision)",
             _AGAIN,
         ),
         Mutant(

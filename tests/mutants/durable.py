@@ -6,7 +6,7 @@ _RUNNER = ("tests/durable/test_batch_store.py", "tests/durable/test_batch_runner
 _DOCUMENTS = ("tests/durable/test_documents.py",)
 _PROVIDERS = ("tests/durable/test_provider_run.py",)
 _RETRIES = ("tests/durable/test_call_retries.py",)
-_FILES = ("tests/ingress/batches/test_files.py",)
+_FILES = ("tests/ingress/stored_work/test_files.py",)
 _QUEUE = ("tests/durable/test_work_runner.py",)
 _OUTAGES = ("tests/durable/test_work_runner_outages.py",)
 _PULLED = ("tests/durable/test_pulled_work.py",)
@@ -18,7 +18,7 @@ GROUP = MutantGroup(
         *_RUNNER,
         *_PROVIDERS,
         *_QUEUE,
-        "tests/ingress/batches",
+        "tests/ingress/stored_work",
         "tests/ingress/test_stored_calls.py",
     ),
     mutants=(
@@ -206,7 +206,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a sink is never full",
-            "ingress/batches/upload.py",
+            "ingress/stored_work/upload.py",
             "        self.is_full = self._buffered > BUFFER_BYTES\n",
             "",
             _FILES,

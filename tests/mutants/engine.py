@@ -6,11 +6,34 @@ _CORE = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_core.py
 _PLANNER = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_planner.py")
 _MODES = ("tests/engine/test_hybrid_planner.py", "tests/engine/test_engine_modes.py")
 _SAMPLING = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_sampling.py")
+_LOGPROBS = ("tests/engine/test_engine_logprobs.py",)
+_HEADS = ("tests/engine/test_engine_pooling.py",)
 _TOKENIZER = ("tests/engine/test_engine_tokenizer.py", "tests/engine/test_byte_fallback.py")
 
 GROUP = MutantGroup(
-    tests=(*_CORE, *_PLANNER, *_MODES, "tests/engine/test_engine_blocks.py", *_SAMPLING, *_TOKENIZER),
+    tests=(*_CORE, *_PLANNER, *_MODES, "tests/engine/test_engine_blocks.py", *_SAMPLING, *_LOGPROBS, *_TOKENIZER),
     mutants=(
+        Mutant(
+            "sequences may grow beyond the quota of their tenant",
+            "engine/planner.py",
+            "for victim in _beyond_quotas(running):",
+            "for victim in ():",
+            ("tests/engine/test_prefix_cache.py",),
+        ),
+        Mutant(
+            "the engine takes P2 for the batch lane, whatever its targets",
+            "engine/planner.py",
+            "if may_hold and not all(chunk.sequence.is_batch for chunk in chunks):",
+            "if may_hold and any(chunk.sequence.lane < 2 for chunk in chunks):",
+            _PLANNER,
+        ),
+        Mutant(
+            "labels never exclude each other",
+            "engine/model.py",
+            "torch.softmax(logits, dim=1) if is_exclusive else torch.sigmoid(logits)",
+            "torch.sigmoid(logits)",
+            _HEADS,
+        ),
         Mutant(
             "a seed of nothing is none",
             "engine/core.py",
@@ -21,22 +44,22 @@ GROUP = MutantGroup(
         Mutant(
             "a prompt may fill the whole context",
             "engine/rejections.py",
-            "if tokens >= room.context_tokens:",
-            "if tokens > room.context_tokens:",
+            "if tokens >= limits.context_tokens:",
+            "if tokens > limits.context_tokens:",
             _CORE,
         ),
         Mutant(
             "a prompt may fill the whole cache",
             "engine/rejections.py",
-            "if tokens >= room.kv_tokens:",
-            "if tokens > room.kv_tokens:",
+            "if tokens >= limits.kv_tokens:",
+            "if tokens > limits.kv_tokens:",
             _CORE,
         ),
         Mutant(
             "the vocabulary has one token more",
             "engine/rejections.py",
-            "max(request.prompt_ids) >= room.vocab_size",
-            "max(request.prompt_ids) > room.vocab_size",
+            "max(request.prompt_ids) >= limits.vocab_size",
+            "max(request.prompt_ids) > limits.vocab_size",
             _CORE,
         ),
         Mutant(
@@ -105,8 +128,8 @@ GROUP = MutantGroup(
         Mutant(
             "a preempted sequence keeps its blocks",
             "engine/planner.py",
-            "free += len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)",
-            "pass",
+            "return len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)",
+            "return 0",
             _PLANNER,
         ),
         Mutant(
@@ -290,6 +313,20 @@ GROUP = MutantGroup(
             "top_p_limit * ordered.sum(dim=-1, keepdim=True)",
             "top_p_limit",
             _SAMPLING,
+        ),
+        Mutant(
+            "log probabilities of one row are those of another",
+            "engine/logprobs.py",
+            "sampled[self._rows]]",
+            "sampled[: len(self._rows)]]",
+            _LOGPROBS,
+        ),
+        Mutant(
+            "a sequence gets as many likely tokens as another asks for",
+            "engine/logprobs.py",
+            "middle, top = len(rest) // 2, min(_top(sequence), len(rest) // 2)",
+            "middle = top = len(rest) // 2",
+            _LOGPROBS,
         ),
         Mutant(
             "sequences of a step share random numbers",

@@ -2,28 +2,36 @@
 
 from mutants.mutant import Mutant, MutantGroup
 
-_HEADERS = ("tests/ingress/test_headers.py", "tests/ingress/test_harness.py", "tests/ingress/test_shared_calls.py")
+_HEADERS = ("tests/ingress/test_headers.py", "tests/ingress/test_run_identity.py", "tests/ingress/test_shared_calls.py")
 _PROBLEMS = ("tests/ingress/test_zero_values.py", "tests/ingress/test_error_responses.py")
 _RATES = ("tests/ingress/test_zero_values.py", "tests/ingress/openai/test_rate_limit_headers.py")
 _PARSE = ("tests/ingress/openai/test_parameter_bounds.py", "tests/ingress/test_bad_input.py")
 _ROUTES = ("tests/ingress/openai/test_route_keys.py",)
 _ANSWERS = ("tests/ingress/test_response.py", "tests/ingress/openai/test_continuation_writer.py")
 
+_RUNS = ("tests/ingress/test_run_responses.py",)
 _POOLING = ("tests/ingress/test_pooling.py",)
 
 GROUP = MutantGroup(
     tests=(*_PROBLEMS, *_POOLING, *_RATES, "tests/ingress/test_auth.py", *_HEADERS, *_PARSE, *_ROUTES, *_ANSWERS),
     mutants=(
         Mutant(
+            "the tools of every run are kept for ever",
+            "ingress/run_tools.py",
+            "            self._reports.popitem(last=False)\n",
+            "            pass\n",
+            _RUNS,
+        ),
+        Mutant(
             "the required precision is forgotten",
-            "ingress/openai/parse.py",
+            "dispatch/model_catalog.py",
             "RouteKey(card.name, caller.precision, ",
             "RouteKey(card.name, None, ",
             _ROUTES,
         ),
         Mutant(
             "the route does not name the adapter",
-            "ingress/openai/parse.py",
+            "dispatch/model_catalog.py",
             "card.name if card.parent else None",
             "None",
             _ROUTES,
@@ -65,14 +73,14 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a sub-agent's parent is what its orchestrator says",
-            "ingress/harness.py",
+            "ingress/run_identity.py",
             "found.parent or parent, found.session)",
             "parent or found.parent, found.session)",
             _HEADERS,
         ),
         Mutant(
             "a run may be its own parent",
-            "ingress/harness.py",
+            "ingress/run_identity.py",
             "    if parent == found.run_id:\n        parent = None\n",
             "",
             _HEADERS,
@@ -163,7 +171,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a temperature of nothing is the default",
-            "ingress/openai/parse.py",
+            "ingress/job_parser.py",
             "1.0 if temperature is None else 0.0 if temperature < GREEDY_BELOW_TEMPERATURE else temperature",
             "0.0 if temperature and temperature < GREEDY_BELOW_TEMPERATURE else temperature or 1.0",
             _PARSE,
@@ -177,7 +185,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a top_k of nothing keeps nothing",
-            "ingress/openai/parse.py",
+            "ingress/job_parser.py",
             "top_k=top_k if top_k is not None and top_k > 0 else None",
             "top_k=top_k if top_k is not None and top_k >= 0 else None",
             _PARSE,
@@ -226,14 +234,14 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a max wait of zero is the lane's",
-            "ingress/openai/parse.py",
-            "(models.max_wait_ms(lane) if max_wait_ms is None else max_wait_ms)",
-            "(max_wait_ms or models.max_wait_ms(lane))",
+            "dispatch/model_catalog.py",
+            "self._max_wait_ms[lane] if max_wait_ms is None else max_wait_ms",
+            "max_wait_ms or self._max_wait_ms[lane]",
             _PARSE,
         ),
         Mutant(
             "a deadline of now is none",
-            "ingress/openai/parse.py",
+            "ingress/job_parser.py",
             "deadline=None if deadline_ms is None else call.now + deadline_ms / 1000",
             "deadline=call.now + deadline_ms / 1000 if deadline_ms else None",
             _PARSE,

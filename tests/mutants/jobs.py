@@ -7,10 +7,32 @@ _CLIENT = ("tests/durable/test_callback_client.py",)
 _CALLBACKS = ("tests/durable/test_callbacks.py",)
 _RUNNER = ("tests/durable/test_async_job_runner.py",)
 _HTTP = ("tests/e2e/test_async_jobs.py",)
+_APIS = ("tests/e2e/test_stored_apis.py",)
 
 GROUP = MutantGroup(
     tests=(*_POLICY, *_CLIENT, *_CALLBACKS, *_RUNNER, "tests/durable/test_async_job_queue.py", *_HTTP),
     mutants=(
+        Mutant(
+            "a job may be a background response",
+            "ingress/stored_work/async_jobs.py",
+            "    if found.background:",
+            "    if False:",
+            _HTTP,
+        ),
+        Mutant(
+            "an item of a batch may be a background response",
+            "durable/batch_input.py",
+            "    if _is_set(found.background):",
+            "    if False:",
+            _APIS,
+        ),
+        Mutant(
+            "a stored call begins a background response",
+            "ingress/responses/endpoint.py",
+            "if wanted.background and given is None and request.is_internal:",
+            "if False:",
+            _APIS,
+        ),
         Mutant(
             "an IPv4 address within IPv6 is not looked at",
             "durable/callback_policy.py",

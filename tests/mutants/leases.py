@@ -5,6 +5,7 @@ from mutants.mutant import Mutant, MutantGroup
 _SIMULATION = ("tests/simulation/test_shared_leases.py",)
 _QUOTAS = ("tests/admission/test_shared_quotas.py",)
 _CONTRACT = ("tests/contracts/test_authority_contract.py",)
+_CANCELLED = ("tests/cluster/test_cancelled_everywhere.py",)
 
 GROUP = MutantGroup(
     tests=(*_QUOTAS, *_SIMULATION, *_CONTRACT),
@@ -35,6 +36,13 @@ GROUP = MutantGroup(
             "admission/grants.py",
             "self.ceiling(account), self.held - self.returning",
             "self.ceiling(account), self.held",
+            _SIMULATION,
+        ),
+        Mutant(
+            "what was returned before a loss of state is leased after it",
+            "admission/grants.py",
+            "        self.returning = min(self.returning, max(0, held - (self.held - self.returning)))",
+            "        self.returning = 0",
             _SIMULATION,
         ),
         Mutant(
@@ -106,6 +114,20 @@ GROUP = MutantGroup(
             "if state[1] ~= run_id then",
             "if not state[1] then",
             _CONTRACT,
+        ),
+        Mutant(
+            "parents that another gateway names are read too late to cancel in time",
+            "cluster/run_links.py",
+            "POLL_S = 0.25",
+            "POLL_S = 1.0",
+            _CANCELLED,
+        ),
+        Mutant(
+            "a run that another gateway cancels runs on",
+            "dispatch/gateway.py",
+            "        if not self.has_run(tenant, run_id):\n            self._admission",
+            "        if run_id:\n            self._admission",
+            _CANCELLED,
         ),
     ),
 )

@@ -23,9 +23,16 @@ GROUP = MutantGroup(
         Mutant(
             "time of open prompts is divided among the others",
             "ledger/attribution.py",
-            "self._kept_s = min(max(0.0, time_s - work_s), open_s)",
-            "self._kept_s = 0.0",
+            "kept_s = min(max(0.0, time_s - work_s), open_s)",
+            "kept_s = 0.0",
             ("tests/simulation/test_gpu_attribution.py", *_GPU),
+        ),
+        Mutant(
+            "costs are learned with the time of prompts that are not observed yet",
+            "ledger/attribution.py",
+            "elapsed_s, busy_s + moved_s",
+            "elapsed_s, busy_s",
+            ("tests/simulation/test_gpu_attribution.py",),
         ),
         Mutant(
             "a context costs nothing",
@@ -134,10 +141,17 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a tree includes runs of another tenant",
-            "ledger/timeline_queries.py",
-            "select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)",
-            "select(attempts.c.run_id).where(attempts.c.parent_run == below.c.run_id)",
+            "ledger/run_trees.py",
+            "select(_row.run_id).where(_row.tenant == tenant, _row.parent_run == below.c.run_id)",
+            "select(_row.run_id).where(_row.parent_run == below.c.run_id)",
             _QUERIES,
+        ),
+        Mutant(
+            "sub-runs have budgets of their own in reports",
+            "ledger/run_trees.py",
+            "func.coalesce(roots.c.root, _row.run_id)",
+            "func.coalesce(_row.run_id, roots.c.root)",
+            ("tests/ledger/test_reports.py",),
         ),
         Mutant(
             "sub-runs of another tenant are listed",
@@ -212,15 +226,29 @@ GROUP = MutantGroup(
         Mutant(
             "lost attempts are charged after a restart",
             "ledger/measures.py",
-            "_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)",
-            "_BILLABLE_OUTCOMES = tuple(one.value for one in Outcome)",
+            "row.outcome == Outcome.DONE.value, and_(is_stopped",
+            "row.outcome != Outcome.EXPIRED.value, and_(is_stopped",
             _SPENDING,
         ),
         Mutant(
             "cancelled attempts are free after a restart",
             "ledger/measures.py",
-            "_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)",
-            "_BILLABLE_OUTCOMES = (Outcome.DONE.value,)",
+            "or_(row.outcome == Outcome.CANCELLED.value, row.error_code == DeadlineExceeded.code)",
+            "row.error_code == DeadlineExceeded.code",
+            _SPENDING,
+        ),
+        Mutant(
+            "calls cancelled before their first token are charged after a restart",
+            "ledger/measures.py",
+            "and_(is_stopped, has_output)",
+            "is_stopped",
+            _SPENDING,
+        ),
+        Mutant(
+            "resumed calls cancelled before their next token are free after a restart",
+            "ledger/measures.py",
+            "or_(row.first_token_ms.is_not(None), row.attempt > 1)",
+            "row.first_token_ms.is_not(None)",
             _SPENDING,
         ),
         Mutant(

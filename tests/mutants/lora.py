@@ -78,7 +78,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "tensors of unknown layers are dropped silently",
-            "engine/adapters.py",
+            "engine/adapter_weights.py",
             "    if tensors:\n        layer, module, kind",
             "    if False:\n        layer, module, kind",
             _DIRECTORIES,
@@ -120,14 +120,14 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a name is given away while calls of the earlier adapter rest",
-            "dispatch/adapters.py",
+            "dispatch/fleet_adapters.py",
             "if any(stream.attempt.job.route.model == name for stream in self._loop.streams()):",
             "if False:",
             _SEVERAL,
         ),
         Mutant(
             "a refused adapter stays on the workers before",
-            "dispatch/adapters.py",
+            "dispatch/fleet_adapters.py",
             "            await self._unload(name, loaded)\n            raise error",
             "            raise error",
             _SEVERAL,

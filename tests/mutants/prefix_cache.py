@@ -42,14 +42,14 @@ GROUP = MutantGroup(
         Mutant(
             "a claimed block stays evictable",
             "engine/blocks.py",
-            "            self._cached.pop(block, None)\n",
+            "            self._cached.discard(block)\n",
             "",
         ),
         Mutant(
             "the blocks used last are evicted first",
             "engine/blocks.py",
-            "self._cached.popitem(last=False)[0]",
-            "self._cached.popitem(last=True)[0]",
+            "self._last_use[block] = self._uses",
+            "self._last_use[block] = -self._uses",
         ),
         Mutant(
             "the first block of a prefix is evicted before the others",
@@ -96,8 +96,8 @@ GROUP = MutantGroup(
         Mutant(
             "kept blocks are evicted first",
             "engine/blocks.py",
-            "self._cached.popitem(last=False)[0] if self._cached else self._kept.pop_first()",
-            "self._kept.pop_first() if len(self._kept) else self._cached.popitem(last=False)[0]",
+            "self._pop_least_recent() if self._cached else self._kept.pop_first()",
+            "self._kept.pop_first() if len(self._kept) else self._pop_least_recent()",
         ),
         Mutant(
             "kept blocks have no limit",
@@ -112,10 +112,10 @@ GROUP = MutantGroup(
             "if until >= now:",
         ),
         Mutant(
-            "blocks that are kept no longer are evicted from their first one on",
-            "engine/kept_blocks.py",
-            "        taken.reverse()\n",
-            "",
+            "an earlier use of a block counts",
+            "engine/blocks.py",
+            "if block in self._cached and use == self._last_use[block]:",
+            "if block in self._cached:",
         ),
         Mutant(
             "a claimed block stays kept",
@@ -126,8 +126,8 @@ GROUP = MutantGroup(
         Mutant(
             "a tenant's quota stops its first sequence too",
             "engine/planner.py",
-            "return held > 0 and held + len(sequence.tokens) > most",
-            "return held + len(sequence.tokens) > most",
+            "if held > 0 and held + len(sequence.tokens) > most:",
+            "if held + len(sequence.tokens) > most:",
         ),
     ),
 )

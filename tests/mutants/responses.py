@@ -5,7 +5,7 @@ from mutants.mutant import Mutant, MutantGroup
 _DECODE = ("tests/ingress/responses/test_responses_decode.py",)
 _WRITER = ("tests/ingress/responses/test_response_writer.py",)
 _STORED = ("tests/e2e/test_stored_responses.py",)
-_BACKGROUND = ("tests/durable/test_background.py",)
+_BACKGROUND = ("tests/durable/test_background.py", "tests/durable/test_background_claims.py")
 
 GROUP = MutantGroup(
     tests=(*_DECODE, *_WRITER, *_BACKGROUND, *_STORED),
@@ -111,8 +111,8 @@ GROUP = MutantGroup(
         Mutant(
             "a streamed response runs again after a restart",
             "durable/background.py",
-            "        elif call.is_streamed:\n            await self._fail",
-            "        elif False:\n            await self._fail",
+            "        elif call.is_streamed:\n",
+            "        elif False:\n",
             _BACKGROUND,
         ),
         Mutant(
@@ -125,9 +125,29 @@ GROUP = MutantGroup(
         Mutant(
             "the call of an ended response is left",
             "durable/background.py",
-            "        stored.response = response\n        await self._responses.put(tenant, id, stored)\n"
-            "        await self._documents.delete(tenant, KIND, id)\n",
-            "        stored.response = response\n        await self._responses.put(tenant, id, stored)\n",
+            "        await self._documents.delete(tenant, KIND, id)  # last",
+            "        # last",
+            _BACKGROUND,
+        ),
+        Mutant(
+            "the last end of a response counts",
+            "durable/responses.py",
+            "if stored.state.status not in UNFINISHED:",
+            "if False:",
+            _BACKGROUND,
+        ),
+        Mutant(
+            "a response that another gateway runs is continued",
+            "durable/background.py",
+            "unfinished - await self._claims.read() - self._held",
+            "unfinished - self._held",
+            _BACKGROUND,
+        ),
+        Mutant(
+            "a response is continued before its gateway could claim it",
+            "durable/background.py",
+            "unclaimed & self._unclaimed, unclaimed",
+            "unclaimed, unclaimed",
             _BACKGROUND,
         ),
         Mutant(

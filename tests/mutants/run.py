@@ -1,8 +1,8 @@
 """Break the source in one place at a time and see that a test notices.
 
 `python tests/mutants/run.py [--group GROUP] [--jobs N] [NAME …]` copies the source aside for each mutant, applies it
-there and runs the tests of its group against it. Exits with 1 if a mutant survives, and with 2 if one cannot be tried:
-it no longer applies, there is none of that name, or its tests did not run.
+there and runs the tests of its group against it. Exits with 1 if a mutant survives or its tests do not end in time, and
+with 2 if one cannot be tried: it no longer applies, there is none of that name, or its tests did not run.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,17 +26,23 @@ sys.path[0] = str(ROOT / "tests")
 from mutants.groups import GROUPS  # noqa: E402
 from mutants.mutant import CannotBeTried, Mutant, mutated  # noqa: E402
 
-TIMEOUT_S = 300
+TIMEOUT_S = 600
+
+
+class Verdict(StrEnum):
+    KILLED = "killed"
+    OUT_OF_TIME = "out of time"  # it may hang the tests, or the machine is too busy for them
+    SURVIVED = "SURVIVED"
 
 
 class MutantResult(NamedTuple):
     group: str
     mutant: Mutant
-    is_alive: bool
+    verdict: Verdict
     seconds: float
 
 
-def survives(mutant: Mutant, tests: tuple[str, ...], base: Path) -> bool:
+def verdict_of(mutant: Mutant, tests: tuple[str, ...], base: Path) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(base, source)
@@ -52,18 +59,24 @@ def survives(mutant: Mutant, tests: tuple[str, ...], base: Path) -> bool:
                 [*command, *tests], cwd=ROOT, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            return False
+            return Verdict.OUT_OF_TIME
     if done.returncode not in (0, 1):
         raise CannotBeTried(f"{mutant.name}: its tests did not run\n{done.stdout.decode()[-2_000:]}")
-    return done.returncode == 0
+    return Verdict.KILLED if done.returncode else Verdict.SURVIVED
 
 
 def try_one(group: str, mutant: Mutant, base: Path) -> MutantResult:
     started = time.monotonic()
     others = tuple(test for test in GROUPS[group].tests if test not in mutant.tests)
     # Most fall to the tests that are named for them: to collect the others would take longer than these do.
-    is_alive = all(survives(mutant, tests, base) for tests in (mutant.tests, others) if tests)
-    return MutantResult(group, mutant, is_alive, time.monotonic() - started)
+    verdict = Verdict.SURVIVED
+    for tests in (mutant.tests, others):
+        if not tests or verdict is Verdict.KILLED:
+            continue
+        found = verdict_of(mutant, tests, base)
+        if found is not Verdict.SURVIVED:
+            verdict = found
+    return MutantResult(group, mutant, verdict, time.monotonic() - started)
 
 
 def chosen(group: str | None, names: list[str]) -> Iterator[tuple[str, Mutant]]:
@@ -80,7 +93,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     todo = list(chosen(given.group, given.names))
     started = time.monotonic()
-    survivors: list[str] = []
+    not_killed: list[MutantResult] = []
     try:
         if unknown := set(given.names) - {mutant.name for _, mutant in todo}:
             raise CannotBeTried(f"there is no mutant {', '.join(sorted(unknown))}")
@@ -93,20 +106,21 @@ def main(arguments: list[str]) -> int:
             trials = [pool.submit(try_one, *one, base) for one in todo]
             try:
                 for number, mutant_result in enumerate(trials, 1):
-                    group, mutant, is_alive, seconds = mutant_result.result()
-                    survivors += [mutant.name] * is_alive
-                    verdict = "SURVIVED" if is_alive else "killed"
+                    result = mutant_result.result()
+                    if result.verdict is not Verdict.KILLED:
+                        not_killed.append(result)
                     at = f"{number}/{len(todo)}"
-                    print(f"{at:>8} {verdict:<8} {seconds:6.1f} s  {group}: {mutant.name}", flush=True)
+                    what = f"{result.group}: {result.mutant.name}"
+                    print(f"{at:>8} {result.verdict:<11} {result.seconds:6.1f} s  {what}", flush=True)
             finally:
                 pool.shutdown(cancel_futures=True)
     except CannotBeTried as error:
         print(error)
         return 2
-    print(f"{len(todo) - len(survivors)} of {len(todo)} killed in {time.monotonic() - started:.0f} s")
-    for name in survivors:
-        print(f"SURVIVED {name}")
-    return 1 if survivors else 0
+    print(f"{len(todo) - len(not_killed)} of {len(todo)} killed in {time.monotonic() - started:.0f} s")
+    for result in not_killed:
+        print(f"{result.verdict} {result.mutant.name}")
+    return 1 if not_killed else 0
 
 
 if __name__ == "__main__":

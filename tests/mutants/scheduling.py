@@ -80,9 +80,9 @@ GROUP = MutantGroup(
             "                return\n",
         ),
         Mutant(
-            "who need not wait spends nothing",
+            "no prompt spends from the bucket",
             "scheduling/worker_state.py",
-            "self.prefill_bucket.spend_unpaced(entry.prefill_tokens)",
+            "self.prefill_bucket.spend(entry.prefill_tokens, MAX_PACED_DEBT_S if is_paced else MAX_DEBT_S)",
             "pass",
         ),
         Mutant("nobody wakes for a refill", "scheduling/capacity/prefill_bucket.py", "self.retry_at = at", "pass"),
@@ -101,9 +101,14 @@ GROUP = MutantGroup(
         Mutant(
             "a turn keeps no worker", "scheduling/placement/reservation.py", "    worker.closed_in_walk = walk\n", ""
         ),
-        Mutant("anybody may be stopped", "scheduling/preemption.py", "job.resume is ResumeMode.NEVER or ", ""),
+        Mutant(
+            "a job that restarts may be stopped",
+            "scheduling/preemption.py",
+            "job.resume is ResumeMode.CONTINUE and entry.produced",
+            "entry.produced",
+        ),
         Mutant("no minimum of progress", "scheduling/preemption.py", "entry.produced >= MIN_PROGRESS_TOKENS", "True"),
-        Mutant("no maximum of preemptions", "scheduling/preemption.py", " or job.preemptions >= MAX_PREEMPTIONS", ""),
+        Mutant("no maximum of preemptions", "scheduling/preemption.py", "job.preemptions >= MAX_PREEMPTIONS", "False"),
         Mutant(
             "the dearest job is stopped",
             "scheduling/preemption.py",
@@ -128,6 +133,18 @@ GROUP = MutantGroup(
             "scheduling/preemption.py",
             "if not worker.is_full_for(head, fill):",
             "if False:",
+        ),
+        Mutant(
+            "every job yields to its own lane",
+            "scheduling/preemption.py",
+            "(entry.lane != head.lane or _has_overrun(entry))",
+            "True",
+        ),
+        Mutant(
+            "preemption forgets the limit of batch jobs",
+            "scheduling/preemption.py",
+            " or (left >= worker.batch_limit and not head.rules.is_live):",
+            ":",
         ),
         Mutant(
             "a promised job loses its queue",

@@ -35,5 +35,19 @@ GROUP = MutantGroup(
             "high < -guardrails.max_attainment_drop",
             "low < -guardrails.max_attainment_drop",
         ),
+        Mutant(
+            "the served gateway never pauses runs",
+            "cli/wiring.py",
+            "sessions=config.sessions.limits()),",
+            "sessions=None),",
+            ("tests/e2e/test_session_pauses_served.py",),
+        ),
+        Mutant(
+            "settings are tried without session pauses",
+            "cli/settings_try.py",
+            "simulated_workers(config, model), config.sessions.limits())",
+            "simulated_workers(config, model))",
+            ("tests/sim/test_recorded_traffic.py",),
+        ),
     ),
 )

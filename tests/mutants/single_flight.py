@@ -27,6 +27,20 @@ GROUP = MutantGroup(
             _FLIGHTS,
         ),
         Mutant(
+            "a job that resumes shares executions",
+            "dispatch/singleflight/single_flight.py",
+            "        if job.resume_point is not None:\n            return False\n",
+            "",
+            _FLIGHTS,
+        ),
+        Mutant(
+            "a call that shares an execution at the owner is charged where it was admitted",
+            "domain/attempts.py",
+            "        if self.shared_with is not None:\n            return Usage(gpu_seconds=0.0)\n",
+            "",
+            ("tests/cluster/test_shared_executions.py",),
+        ),
+        Mutant(
             "fields that run together are the same",
             "dispatch/singleflight/request_key.py",
             '            hashed.update(b"%d:" % len(part))\n',
@@ -74,6 +88,13 @@ GROUP = MutantGroup(
             "was_resumed = execution.source.attempt.job.resume_point is not None",
             "was_resumed = False",
             _FLIGHTS,
+        ),
+        Mutant(
+            "a resumed execution of another job is charged",
+            "dispatch/lifecycle.py",
+            "attempt.usage() if attempt.shared_with is not None else total_usage(job, attempt.usage())",
+            "total_usage(job, attempt.usage())",
+            ("tests/dispatch/test_passed_on.py",),
         ),
         Mutant(
             "a follower waited since before it came",

@@ -19,7 +19,6 @@ _HTTP = (
     "tests/workers/test_upstream_timeouts.py",
 )
 _ENGINE = ("tests/workers/test_engine_worker.py",)
-
 _POOLED = ("tests/workers/test_pooled_calls.py",)
 
 GROUP = MutantGroup(
@@ -156,13 +155,6 @@ GROUP = MutantGroup(
             "workers/openai_http/metrics_parser.py",
             "sum(usages) / len(usages) if usages else None",
             "sum(usages) if usages else None",
-            _METRICS,
-        ),
-        Mutant(
-            "an engine that started again goes backwards",
-            "workers/openai_http/load_estimate.py",
-            "if count >= 0 and seconds > 0:",
-            "if seconds > 0:",
             _METRICS,
         ),
         Mutant(
@@ -385,7 +377,7 @@ GROUP = MutantGroup(
         Mutant(
             "jobs of all groups share a request",
             "workers/openai_http/pooled_calls.py",
-            "key = job.job_id if is_one_to_many(job) else job.batch_key",
+            "key = job.job_id if repeated_bytes(job) > MAX_REPEATED_BYTES else job.batch_key",
             "key = job.payload.api",
             _POOLED,
         ),

@@ -8,7 +8,7 @@ from inferry.domain.traffic import LaneTraffic
 from inferry.observe.diagnosis.advice import give_advice
 from inferry.observe.diagnosis.diagnose import diagnose
 from inferry.observe.diagnosis.facts import Facts, LimitedTenant
-from inferry.observe.diagnosis.findings import Evidence
+from inferry.observe.diagnosis.findings import Advice, Evidence
 from inferry.observe.diagnosis.latency import lane_splits
 from observe.diagnosis_facts import a_lane, a_worker, some_facts
 
@@ -108,7 +108,9 @@ def test_a_full_worker_with_slow_steps_is_overloaded_and_not_starved() -> None:
     slow = a_lane(**LATE, itl_p50_ms=40.0, itl_p95_ms=60.0)
     assert cause(some_facts(lanes=(slow,), workers=(full,))) == "overload"
     idle = a_worker(sequences=8, running=8.0, utilisation=0.2)
-    assert cause(some_facts(lanes=(slow,), workers=(idle,))) == "starved_gpu"
+    assert cause(some_facts(lanes=(slow,), workers=(idle,))) == "overload", "more sequences would miss the ITL target"
+    busy = a_lane(**LATE, itl_p50_ms=40.0, itl_p95_ms=48.0)
+    assert cause(some_facts(lanes=(busy,), workers=(idle,))) == "starved_gpu"
 
 
 def test_the_limit_that_bound_decides_between_sequences_and_kv() -> None:
@@ -126,6 +128,30 @@ def test_a_lane_that_leaves_too_much_to_higher_lanes_is_told_to_leave_less() -> 
     lanes = (a_lane(**LATE, reserve=0.9),)
     found = diagnose(some_facts(lanes=lanes, workers=(a_worker(sequences=40, running=4.0),)), 0.0)
     assert (found.cause, found.findings[0].setting.text) == ("starved_gpu", "lanes.P1.reserve: 0.05 (now 0.9)")
+
+
+BATCH: dict[str, Any] = {"ttft_ms": None, "itl_ms": None, "attainment": None, "measured": 0, "reserve": 0.25}
+
+
+def test_a_burst_of_batch_work_in_an_idle_window_is_judged_by_its_own_time() -> None:
+    """Two minutes of five: 48 of 64 sequences ran then, which is what the lane does not leave to higher ones."""
+    batch = a_lane("P2", **BATCH, wait_p95_ms=60_000.0, depth=50.0)
+    worker = a_worker(sequences=64, running=4.6, utilisation=0.1, running_queued=48.0, utilisation_queued=0.95)
+    slow = a_lane("P0", itl_ms=30.0, itl_p50_ms=28.0, itl_p95_ms=63.0)
+    found = diagnose(some_facts(lanes=(slow, batch), workers=(worker,)), 0.0)
+    assert (found.verdict, found.findings) == ("healthy", ())
+    assert "Calls of lane P2 wait: it leaves 25% of worker engine to higher lanes." in found.summary
+    fast = some_facts(lanes=(a_lane("P0", itl_ms=30.0), batch), workers=(worker,))
+    (finding,) = diagnose(fast, 0.0).findings
+    assert (finding.cause, finding.setting.text) == ("starved_gpu", "lanes.P2.reserve: 0.1 (now 0.25)")
+    assert "running sequences of worker engine while calls were queued: 48 sequences" in finding.evidence[2].text
+
+
+def test_more_sequences_are_not_proposed_where_few_run() -> None:
+    """The capacity controller holds batch work at fewer sequences than configured: a higher limit changes nothing."""
+    batch = a_lane("P2", **{**BATCH, "reserve": 0.0}, wait_p95_ms=60_000.0, depth=50.0)
+    worker = a_worker(sequences=64, running=4.6, utilisation=0.1, limits={"batch_sequences": 90})
+    assert cause(some_facts(lanes=(a_lane(), batch), workers=(worker,))) is None
 
 
 def test_idle_workers_outside_of_a_lanes_groups_are_named() -> None:
@@ -230,13 +256,56 @@ def test_the_split_of_latency_uses_what_is_known() -> None:
     [
         ({"tool_ms": 2000.0, "tool_calls": 200}, "parallel tools"),
         ({"prefill_ms": 4000.0, "templated_ratio": 0.9}, "caching"),
-        ({"prefill_ms": 10.0, "decode_ms": 4000.0}, "a smaller model"),
+        ({"prefill_ms": 10.0, "decode_ms": 4000.0}, "none needed"),
         ({"queue_ms": 4000.0}, "batching"),
+        ({"prefill_ms": 4000.0}, "none needed"),
     ],
 )
 def test_the_technique_follows_from_where_the_time_goes(traffic: dict[str, Any], technique: str) -> None:
     advice = give_advice(some_facts(lanes=(a_lane(traffic=a_traffic(**traffic)),), prompt_tokens=1000))
     assert {one.about: one.choice for one in advice}["technique"] == technique
+
+
+def test_a_smaller_model_is_advised_for_long_decoding_where_calls_are_late_and_is_cheaper_elsewhere() -> None:
+    decoding = a_traffic(prefill_ms=10.0, decode_ms=4000.0)
+
+    def technique(**lane: Any) -> Advice:
+        advice = give_advice(some_facts(lanes=(a_lane(traffic=decoding, **lane),)))
+        return next(one for one in advice if one.about == "technique")
+
+    assert technique(attainment=0.2).choice == "a smaller model"
+    in_time = technique()
+    assert in_time.choice == "none needed"
+    assert "no lane is late; 100% of the time is decoding" in in_time.why
+    assert in_time.why.endswith("which a smaller model would make cheaper.")
+
+
+def test_late_calls_that_do_not_wait_need_a_smaller_model_or_places_in_the_engine() -> None:
+    late = a_lane(attainment=0.2, traffic=a_traffic(prefill_ms=4000.0))
+
+    def technique(waiting: float) -> str:
+        advice = give_advice(some_facts(lanes=(late,), workers=(a_worker(waiting=waiting),)))
+        return {one.about: one.choice for one in advice}["technique"]
+
+    assert (technique(0.0), technique(5.0)) == ("a smaller model", "batching")
+
+
+@pytest.mark.parametrize(
+    ("lane", "worker", "mode"),
+    [
+        ({"itl_p99_ms": 51.0}, {}, "hybrid"),
+        ({"itl_p99_ms": 50.0}, {}, "continuous"),
+        ({"itl_p99_ms": 90.0, "itl_p50_ms": 60.0}, {}, "continuous"),
+        ({"itl_p99_ms": 51.0}, {"pads": True}, "continuous"),
+        ({"itl_p99_ms": None}, {}, "continuous"),
+    ],
+    ids=["late p99", "p99 in time", "every step is late", "prompts share no steps", "no streams"],
+)
+def test_streams_that_stutter_beside_prompts_need_the_hybrid_mode(
+    lane: dict[str, Any], worker: dict[str, Any], mode: str
+) -> None:
+    advice = give_advice(some_facts(lanes=(a_lane(**lane),), workers=(a_worker(**worker),)))
+    assert {one.about: one.choice for one in advice}["batching mode"] == mode
 
 
 def test_batching_mode_and_scale_follow_the_traffic() -> None:
@@ -252,8 +321,13 @@ def test_batching_mode_and_scale_follow_the_traffic() -> None:
     assert choices(mixed)[0].startswith("dynamic")
     two = some_facts(workers=(a_worker("a"), a_worker("b")))
     assert choices(two)[1] == "several engines behind one gateway process"
-    eight = some_facts(workers=tuple(a_worker(str(number)) for number in range(8)))
-    assert choices(eight)[1] == "several nodes"
+    eight = tuple(a_worker(str(number)) for number in range(8))
+    assert choices(some_facts(workers=eight))[1] == "several engines behind one gateway process"
+    assert choices(some_facts(workers=(*eight, a_worker("ninth"))))[1] == "several nodes"
+    late = (a_lane(**LATE, itl_p50_ms=45.0),)
+    busy = tuple(a_worker(str(number), sequences=8, running=8.0) for number in range(8))
+    assert choices(some_facts(lanes=late, workers=busy))[1] == "several nodes"
+    assert choices(some_facts(lanes=(a_lane(calls=60 * 2001),)))[1] == "several nodes"
     starved = some_facts(lanes=(a_lane(**LATE),), workers=(a_worker(sequences=8, running=8.0),))
     assert choices(starved)[1] == "one process"
     slow = a_lane(**LATE, itl_p50_ms=45.0)
@@ -273,3 +347,11 @@ def test_batching_mode_and_scale_follow_the_traffic() -> None:
 )
 def test_evidence_has_units(evidence: Evidence, text: str) -> None:
     assert evidence.text == text
+
+
+@pytest.mark.parametrize(("chunk", "better"), [(16_384, 2048), (4096, 1024)])
+def test_a_smaller_step_is_advised_by_its_measured_length(chunk: int, better: int) -> None:
+    late = a_lane(**LATE, itl_ms=30.0, itl_p50_ms=10.0, itl_p99_ms=400.0)
+    finding = diagnose(some_facts(lanes=(late,), workers=(a_worker(chunk_tokens=chunk),)), 0.0).findings[0]
+    assert finding.setting is not None
+    assert (finding.cause, finding.setting.value) == ("engine_flags", str(better))

@@ -30,6 +30,7 @@ class FakeSource:
             SeriesReading("inferry_worker_up", worker, 1),
             SeriesReading("inferry_worker_running_sequences", worker, 3),
             SeriesReading("inferry_worker_kv_used_tokens", worker, 512),
+            SeriesReading("inferry_worker_gpu_utilization_ratio", worker, 0.8 if n < 3 else 0.0),
             SeriesReading("inferry_batch_size", worker, 20 * n, (1, 8), (0, 10 * n, 10 * n)),
         ]
 
@@ -50,7 +51,7 @@ def test_figures_are_rates_and_quantiles_of_the_window() -> None:
     assert found.lanes[Lane.P2].attainment is None
     worker = found.workers["w"]
     assert (worker.running, worker.kv_used, worker.batch_mean) == (3, 512, 2.0)
-    assert worker.gpu_utilization is None
+    assert worker.gpu_utilization == pytest.approx(1.6 / 3), "a mean of the window, as all figures; not the last sample"
 
 
 def test_a_bounded_number_of_points_is_kept() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from inferry.cli.observation_wiring import prefix_cache_hit_ratios
 from inferry.domain.lanes import Lane
+from inferry.observe.figures import figures
 from inferry.observe.history import MetricHistory, SeriesReading, quantile_of
 from inferry.observe.metrics import Metrics
 
@@ -69,6 +70,22 @@ def test_a_value_above_all_bounds_is_the_highest_bound() -> None:
     assert history.quantile(0.9, "wait", 60) == 4.0
 
 
+def test_no_quantile_is_above_the_largest_value() -> None:
+    """All of 300 waits between 60 and 70 s are in the bucket from 60 to 120 s."""
+    metrics = Metrics(["m"], ["w"])
+    history = MetricHistory(metrics)
+    history.sample(0.0)
+    name = "inferry_queue_wait_seconds"
+    for number in range(300):
+        metrics._queue_wait.at("P2", "m").observe(60.0 + number / 30)
+    history.sample(5.0)
+    assert history.quantile(0.95, name, 60, lane="P2") == pytest.approx(60.0 + 299 / 30)
+    assert history.largest_by(name, ("lane",))[("lane", "P2"),] == pytest.approx(60.0 + 299 / 30)
+    assert figures(history, 60, 5.0).lanes[Lane.P2].queue_p95_ms == pytest.approx(69_966.7, rel=0.001)
+    (reading,) = [one for one in metrics.readings() if one.name == name and ("lane", "P2") in one.labels]
+    assert (quantile_of(0.95, reading.bounds, list(reading.buckets)) or 0.0) > 70, "as Prometheus computes it"
+
+
 def test_without_two_samples_nothing_is_known() -> None:
     history = MetricHistory(FakeSource())
     assert history.latest("calls") is None
@@ -88,7 +105,8 @@ def test_old_samples_are_forgotten() -> None:
 
 def test_every_series_of_the_gateway_is_read() -> None:
     metrics = Metrics(["m"], ["w"])
-    metrics.watch({"inferry_queue_depth": lambda: {Lane.P0: 3}})
+    depths: dict[tuple[str, ...], float] = {("P0", "m"): 1, ("P0", "n"): 2}
+    metrics.watch({"inferry_queue_depth": lambda: depths})
     history = MetricHistory(metrics)
     history.sample(0.0)
     assert history.latest("inferry_queue_depth", lane="P0") == 3

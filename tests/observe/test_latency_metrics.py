@@ -85,11 +85,53 @@ def test_latency_is_known_by_the_size_of_the_engines_batch(engine_batch: float |
     metrics = Metrics(["m"], ["w"])
     end(metrics, engine_batch=engine_batch)
     for size in BATCH_SIZES:
-        series = f'{{lane="P0",batch="{size}"}}'
+        series = f'{{lane="P0",model="m",batch="{size}"}}'
         assert value(metrics, f"inferry_e2e_latency_by_batch_seconds_count{series}") == (size == label)
-    assert value(metrics, f'inferry_e2e_latency_by_batch_seconds_sum{{lane="P0",batch="{label}"}}') == 5.0
-    assert value(metrics, f'inferry_time_to_first_token_by_batch_seconds_sum{{lane="P0",batch="{label}"}}') == 2.0
+    series = f'{{lane="P0",model="m",batch="{label}"}}'
+    assert value(metrics, f"inferry_e2e_latency_by_batch_seconds_sum{series}") == 5.0
+    assert value(metrics, f"inferry_time_to_first_token_by_batch_seconds_sum{series}") == 2.0
     assert value(metrics, 'inferry_e2e_latency_seconds_sum{lane="P0",model="m"}') == 5.0
+
+
+def test_latencies_are_told_apart_by_model_and_unknown_models_share_one_label() -> None:
+    metrics = Metrics(["small", "large"], ["w"])
+    for model, gaps in (("small", (0.1,)), ("large", (0.2, 0.3)), ("invented", (0.4,)), ("guessed", (0.5,))):
+        attempt = Attempt(a_job(lane=Lane.P1, model=model))
+        attempt.sent(a_plan(attempt.job), 0.0)
+        metrics.sent(attempt, 0.0)
+        attempt.first_token(1.0)
+        for gap_s in gaps:
+            assert attempt.last_token_at is not None
+            metrics.produced(attempt, attempt.last_token_at + gap_s)
+            attempt.last_token_at += gap_s
+    for model, seconds, count in (("small", 0.1, 1), ("large", 0.5, 2), ("other", 0.9, 2)):
+        series = f'{{lane="P1",model="{model}"}}'
+        assert value(metrics, f"inferry_inter_token_latency_seconds_sum{series}") == pytest.approx(seconds)
+        assert value(metrics, f"inferry_inter_token_latency_seconds_count{series}") == count
+
+
+def test_the_series_of_a_token_are_looked_up_once_per_attempt() -> None:
+    metrics = Metrics(["m"], ["w"])
+    attempt = Attempt(a_job())
+    attempt.sent(a_plan(attempt.job), 0.0)
+    metrics.sent(attempt, 0.0)
+    attempt.first_token(1.0)
+    metrics.produced(attempt, 1.1)
+    first = attempt.gap_counts
+    assert isinstance(first, FastHistogram)
+    for _ in range(9):
+        metrics.produced(attempt, 1.1)
+        assert attempt.gap_counts is first
+    assert sum(first.counts) == 10
+
+
+def test_latencies_by_batch_size_have_series_for_the_lanes_and_models_in_use_before_a_job_ends() -> None:
+    metrics = Metrics([f"model-{number}" for number in range(20)], ["w"])
+    name = b"inferry_e2e_latency_by_batch_seconds_count"
+    assert metrics.render()[0].count(name) == 0
+    send(metrics, a_plan(a_job(lane=Lane.P0, model="model-7")))
+    assert metrics.render()[0].count(name) == len(BATCH_SIZES)
+    assert value(metrics, f'{name.decode()}{{lane="P0",model="model-7",batch="1"}}') == 0
 
 
 def test_cost_is_in_units_of_the_currency() -> None:

@@ -23,7 +23,6 @@ from inferry.domain.workers import Capacity, KvBlocks, Load, Phase, WorkerView
 from inferry.observe.counters import FastCounter, FastHistogram
 from inferry.observe.metric_table import METRIC_TABLE
 from inferry.observe.metrics import Metrics
-from inferry.observe.watched_states import by_lane
 
 Labels = frozenset[tuple[str, str]]
 
@@ -158,7 +157,7 @@ def test_the_exposition_reads_the_same_as_prometheus_client_would_write_it(metri
         for _ in range(500):
             itl_s = dice.choice([*spec.buckets, dice.expovariate(20)])
             produce(metrics, lane, itl_s)
-            reference.labels(lane.name).observe(itl_s)
+            reference.labels(lane.name, "tiny").observe(itl_s)
     found = samples(metrics)
     for family in registry.collect():
         for sample in family.samples:
@@ -174,10 +173,10 @@ def test_a_plan_tells_waits_size_and_reason(metrics: Metrics) -> None:
     arrivals = [(Lane.P0, 99.5), (Lane.P0, 99.0), (Lane.P2, 90.0)]
     jobs = [replace(a_job(lane, arrived_at=at), job_id=f"job-{at}") for lane, at in arrivals]
     send(metrics, a_plan(*jobs, reason=ReleaseReason.WINDOW), 100.0)
-    assert value(metrics, "queue_wait_seconds_sum", lane="P0") == 1.5
-    assert value(metrics, "queue_wait_seconds_count", lane="P0") == 2
-    assert value(metrics, "queue_wait_seconds_bucket", lane="P0", le="0.5") == 1
-    assert value(metrics, "queue_wait_seconds_bucket", lane="P2", le="10.0") == 1
+    assert value(metrics, "queue_wait_seconds_sum", lane="P0", model="tiny") == 1.5
+    assert value(metrics, "queue_wait_seconds_count", lane="P0", model="tiny") == 2
+    assert value(metrics, "queue_wait_seconds_bucket", lane="P0", model="tiny", le="0.5") == 1
+    assert value(metrics, "queue_wait_seconds_bucket", lane="P2", model="tiny", le="10.0") == 1
     assert value(metrics, "batch_size_sum", worker="gpu-a") == 3
     assert value(metrics, "plans_total", reason="window") == 1
     assert value(metrics, "plans_total", reason="size") == 0
@@ -210,8 +209,8 @@ def test_a_failure_counts_its_code_and_no_slo_attempt(
     metrics.ended(an_attempt(a_job(), Failed("job-1", error), attained=True), 101.0)
     assert value(metrics, "jobs_total", lane="P0", model="tiny", outcome=outcome) == 1
     assert value(metrics, "errors_total", code=code) == 1
-    assert value(metrics, "slo_attainment_total", lane="P0", attained="true") == 0
-    assert value(metrics, "slo_attainment_total", lane="P0", attained="false") == 0
+    assert value(metrics, "slo_attainment_total", lane="P0", model="tiny", attained="true") == 0
+    assert value(metrics, "slo_attainment_total", lane="P0", model="tiny", attained="false") == 0
 
 
 def test_the_metrics_count_what_the_ledger_keeps(metrics: Metrics) -> None:
@@ -226,9 +225,9 @@ def test_slo_attempts_count_only_in_lanes_with_targets(metrics: Metrics) -> None
     metrics.ended(an_attempt(a_job(), done(), attained=False), 101.0)
     metrics.ended(an_attempt(a_job(), done(), attained=False), 101.0)
     metrics.ended(an_attempt(a_job(Lane.P2), done()), 101.0)
-    assert value(metrics, "slo_attainment_total", lane="P0", attained="true") == 1
-    assert value(metrics, "slo_attainment_total", lane="P0", attained="false") == 2
-    assert value(metrics, "slo_attainment_total", lane="P2", attained="true") == 0
+    assert value(metrics, "slo_attainment_total", lane="P0", model="tiny", attained="true") == 1
+    assert value(metrics, "slo_attainment_total", lane="P0", model="tiny", attained="false") == 2
+    assert value(metrics, "slo_attainment_total", lane="P2", model="tiny", attained="true") == 0
 
 
 def test_jobs_in_flight_are_those_offered_and_not_ended(metrics: Metrics) -> None:
@@ -247,25 +246,27 @@ def test_a_refusal_counts_its_code(metrics: Metrics) -> None:
 
 
 def test_gauges_are_read_on_scrape(metrics: Metrics) -> None:
-    depths: dict[Lane, float] = {Lane.P0: 1}
+    depths: dict[tuple[Lane, str], float] = {(Lane.P0, "tiny"): 1}
     views = [
         a_view("gpu-a", load=Load(running=3, waiting=2, kv_tokens=1000), kv_capacity=4096),
         a_view("gpu-b", Phase.DRAINING),
     ]
     written = [10]
-    assert value(metrics, "queue_depth", lane="P0") is None
+    assert value(metrics, "queue_depth", lane="P0", model="tiny") is None
     metrics.workers.views = lambda: views
-    metrics.watch({"inferry_queue_depth": lambda: by_lane(depths), "inferry_open_streams": lambda: 5})
+    metrics.watch({"inferry_queue_depth": lambda: metrics.by_lane_and_model(depths)})
+    metrics.watch({"inferry_open_streams": lambda: 5})
     metrics.watch({"inferry_merged_deltas_total": lambda: 7, "inferry_ledger_entries_dropped_total": lambda: 0})
     metrics.watch({"inferry_ledger_entries_written_total": lambda: written[0]})
     metrics.watch({"inferry_wait_prediction_coverage_ratio": lambda: {Lane.P1: 0.875}})
     metrics.watch({"inferry_output_prediction_log_error": lambda: 0.5})
-    depths[Lane.P0], written[0] = 4, 11
+    depths[Lane.P0, "tiny"], depths[Lane.P1, "unknown"], written[0] = 4, 2, 11
     found = {
         (name.removeprefix("inferry_"), *sorted(v for _, v in labels)): number
         for (name, labels), number in samples(metrics).items()
     }
-    assert [found["queue_depth", lane.name] for lane in Lane] == [4, 0, 0]
+    assert [found["queue_depth", lane.name, "tiny"] for lane in Lane] == [4, 0, 0]
+    assert found["queue_depth", "P1", "other"] == 2
     assert found["worker_up", "gpu-a"] == found["worker_up", "gpu-b"] == 1
     assert found["worker_running_sequences", "gpu-a"] == 3
     assert found["worker_waiting_sequences", "gpu-a"] == 2

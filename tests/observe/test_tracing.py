@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from inferry.domain.clock import SystemClock
+from inferry.domain.clock import ManualClock, SystemClock
 from inferry.domain.tracing import CallTrace, JobTrace, TraceContext
 from inferry.observe.tracing.exporter import SpanExporter
+from inferry.observe.tracing.spans import spans_of
 from inferry.observe.tracing.tracer import Tracer
+from ledger.builders import an_entry
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -72,9 +74,34 @@ def test_a_fraction_of_new_traces_is_sampled_by_their_id() -> None:
     assert 800 < sum(context.sampled for context in contexts) < 1200  # 7 standard deviations
 
 
+def test_new_traces_are_bounded_per_second_and_those_of_clients_are_not() -> None:
+    clock = ManualClock()
+    tracer = Tracer(1.0, clock, lambda call: None, max_per_s=10.0)
+
+    def sampled(calls: int, headers: dict[bytes, bytes]) -> int:
+        return sum(tracer.begin(headers, "/").context.sampled for _ in range(calls))
+
+    assert sampled(25, {}) == 10
+    clock.advance(0.5)
+    assert sampled(25, {}) == 5
+    assert sampled(25, {b"traceparent": b"00-%b-%016x-01" % (TRACE.encode(), 7)}) == 25
+    clock.advance(60.0)
+    assert sampled(25, {}) == 10, "what was not used is kept for a second"
+
+
 def test_span_ids_of_attempts_differ_and_are_never_zero() -> None:
     trace = JobTrace(a_call(), (1 << 64) - 16, {})
     ids = [trace.attempt_span_id(attempt) for attempt in range(1, 5)]
     assert len(set(ids)) == 4
     assert all(0 < one < 1 << 64 for one in ids)
     assert trace.headers(2) == b"traceparent: 00-%b-%016x-01\r\n" % (TRACE.encode(), ids[1])
+
+
+def test_an_answer_that_arrives_at_once_has_no_decode() -> None:
+    for api, expected in (("embeddings", ["prefill"]), ("score", ["prefill"]), ("chat", ["prefill", "decode"])):
+        call = a_call()
+        numbers = {"stream": False, "max_tokens": 1, "temperature": 0.0, "top_p": 1.0, "choices": 1}
+        job = JobTrace(call, 16, {"api": api, **numbers})
+        job.entries.append(an_entry(queue_ms=1.0, first_token_ms=5.0, total_ms=5.0))
+        call.jobs.append(job)
+        assert [span.name for span in spans_of(call)[3:]] == expected

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import subprocess
 import sys
 import threading
@@ -250,6 +251,40 @@ def test_each_instance_has_its_own_batches() -> None:
     models.clear()
     gc.collect()
     assert [model() for model in gone] == [None, None]
+
+
+class Doubling:
+    @inferry.batched
+    def doubled(self, items: list[int]) -> list[int]:
+        """Twice each item."""
+        return [2 * item for item in items]
+
+
+@pytest.mark.parametrize(("owner", "method"), [(Model, "scaled"), (Doubling, "doubled")])
+def test_a_method_can_be_inspected_on_its_class(owner: type, method: str) -> None:
+    members = dict(inspect.getmembers(owner))
+    assert members[method] is vars(owner)[method]
+    assert members[method].__name__ == method
+
+
+def test_batches_of_an_instance_with_slots_need_a_dict() -> None:
+    class Slotted(Doubling):
+        __slots__ = ()  # its base has a `__dict__`
+
+    class Bare:
+        __slots__ = ("factor",)
+        scaled = Model.scaled
+
+    class WithDict:
+        __slots__ = ("__dict__",)
+
+        @inferry.batched
+        def tripled(self, items: list[int]) -> list[int]:
+            return [3 * item for item in items]
+
+    assert (Slotted().doubled(2), WithDict().tripled(2)) == (4, 6)
+    with pytest.raises(TypeError, match=r"Model\.scaled is batched per instance: add '__dict__' to the __slots__"):
+        Bare().scaled  # type: ignore[call-overload] # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,16 @@ from inferry.ledger.stores.opening import open_queries
 from support.tenant_gateway import CHAT
 from support.two_models import TwoModelGateway, chat, streamed_text
 from support.waiting import until
+
+NESTED = ("auto", "pair", "nested", "best")
+
+
+def a_pipeline(model: str) -> dict[str, Any]:
+    """Two stages, one after the other, that call the model."""
+    draft = {"kind": "generate", "model": model, "messages": [{"content": "{{ input.text }}"}], "max_tokens": 16}
+    answer = {**draft, "messages": [{"content": "Again: {{ draft }}"}]}
+    return {"inputs": {"text": {}}, "chat_input": "text", "stages": {"draft": draft, "answer": answer}}
+
 
 CONFIG: dict[str, Any] = {
     "routes": {
@@ -35,8 +46,11 @@ CONFIG: dict[str, Any] = {
     },
     "ensembles": {
         "panel": {"models": ["small", "large", "small"]},
+        "three": {"models": ["small", "large", "small"], "min_answers": 3},
         "best": {"models": ["small", "large"], "choose": "logprob"},
+        **{f"with-{model}": {"models": [model, "large"], "choose": "logprob"} for model in NESTED},
     },
+    "pipelines": {f"by-{model}": a_pipeline(model) for model in NESTED},
     "tenants": {"narrow": {"models": ["pair"]}},
     "prices": {"small": {"input": 1.0, "output": 1.0}, "large": {"input": 10.0, "output": 10.0}},
 }
@@ -120,27 +134,73 @@ def test_the_steps_are_rows_of_one_run(gateway: TwoModelGateway) -> None:
     assert sorted(found) == [("s1/large", "pair/large"), ("s1/small", "pair/small")]
 
 
-def test_a_sample_is_compared_and_reported(gateway: TwoModelGateway) -> None:
-    def recorded(calls: int) -> bool:
-        gateway.run(asyncio.to_thread(gateway.service.gateway._recorder.flush, 30))
-        rows = gateway.as_admin("GET", "/admin/reports/composed").json["rows"]
-        return bool(rows) and rows[0]["calls"] == calls
+def recorded(gateway: TwoModelGateway, calls: int) -> bool:
+    """Whether the ledger has this many calls of the first composed model."""
+    gateway.run(asyncio.to_thread(gateway.service.gateway._recorder.flush, 30))
+    rows = gateway.as_admin("GET", "/admin/reports/composed").json["rows"]
+    return bool(rows) and rows[0]["calls"] == calls
 
+
+def test_a_sample_is_compared_and_reported(gateway: TwoModelGateway) -> None:
     gateway.answers = {"small": "Same answer.", "large": "same  answer"}
     gateway.call("POST", CHAT, chat("compared"))
-    until(lambda: recorded(1))  # the large model is asked after the client has its answer
+    until(lambda: recorded(gateway, 1))  # the large model is asked after the client has its answer
     gateway.answers["large"] = "another"
     gateway.call("POST", CHAT, chat("compared"))
-    until(lambda: recorded(2))
+    until(lambda: recorded(gateway, 2))
     gateway.logprob = -3.0
     assert gateway.call("POST", CHAT, chat("compared")).json["choices"][0]["message"]["content"] == "another"
-    until(lambda: recorded(3))
+    until(lambda: recorded(gateway, 3))
     (row,) = gateway.as_admin("GET", "/admin/reports/composed").json["rows"]
     assert (row["accepted"], row["compared"], row["agreed"]) == (2, 2, 1)
     assert row["agreement_low"] < 0.5 < row["agreement_high"]
     # Large-only: three calls of 12 tokens at 10 per million. Spent: three small, one large, two compared.
     assert row["cost_large_only"] == pytest.approx(3 * 120e-6, rel=0.01)
     assert row["cost"] == pytest.approx(3 * 12e-6 + 120e-6 + 2 * 120e-6, rel=0.01)
+
+
+def test_a_stream_of_the_large_model_is_compared_and_not_delayed(gateway: TwoModelGateway) -> None:
+    """With clients that stream and a threshold that accepts nothing, there is something to choose a threshold from."""
+    gateway.answers = {"small": "Same answer.", "large": "same  answer"}
+    gateway.logprob = -3.0
+    headers = {"x-inferry-run-id": "r1"}
+    for calls, text in enumerate(("same  answer", "another"), 1):
+        gateway.answers["large"] = text
+        answer = gateway.call("POST", CHAT, chat("compared", stream=True), headers)
+        assert streamed_text(answer.body) == text
+        assert answer.body.count(b'"content":') > 1, "as it is generated"
+        assert answer.headers["x-inferry-path"] == "small>large"
+        until(partial(recorded, gateway, calls))
+    with open_queries(gateway.config.ledger) as queries:
+        assert sorted(queries.score_pairs("compared", 0.0)) == [(-3.0, False), (-3.0, True)]
+        found = sorted((one.composed, one.lane) for one in queries.jobs(run="r1"))
+    assert found == [("compared/compared", "P2")] * 2 + [("compared/large", "P1")] * 2 + [("compared/small", "P1")] * 2
+    (row,) = gateway.as_admin("GET", "/admin/reports/composed").json["rows"]
+    assert (row["calls"], row["accepted"]) == (2, 0)
+    assert row["cost_large_only"] == pytest.approx(2 * 120e-6), "without what only the comparison cost"
+
+
+def test_routes_and_votes_are_reported(gateway: TwoModelGateway) -> None:
+    for text in ("Hello?", "Hello?", "x" * 300):
+        gateway.call("POST", CHAT, chat("auto", text))
+    gateway.answers["small"] = lambda body: "Hard." if "structured_outputs" in body else "Small"
+    gateway.call("POST", CHAT, chat("sorted"))
+    gateway.answers["small"] = "Small"
+    gateway.call("POST", CHAT, chat("nested"))
+    gateway.call("POST", CHAT, chat("three"))
+    gateway.run(asyncio.to_thread(gateway.service.gateway._recorder.flush, 30))
+    found = {row["name"]: row for row in gateway.as_admin("GET", "/admin/reports/composed").json["rows"]}
+    auto, labelled, nested, three = (found[name] for name in ("auto", "sorted", "nested", "three"))
+    assert (auto["kind"], auto["calls"], auto["answered_by"]) == ("route", 3, "small: 2, large: 1")
+    assert (auto["accepted"], auto["agreement"], auto["vote_share"]) == (None, None, None)
+    # Calls of 12 tokens, at 1 per million with the small model and at 10 with the large one.
+    assert auto["cost"] == pytest.approx(144e-6)
+    assert auto["cost_large_only"] == pytest.approx(360e-6)
+    assert auto["saved"] == pytest.approx(0.6)
+    assert labelled["saved"] == pytest.approx(-0.1), "the classifier costs, and the dearest model was chosen"
+    assert (nested["answered_by"], nested["cost_large_only"]) == ("pair: 1", None), "a cascade has no price"
+    assert (three["kind"], three["accepted"]) == ("ensemble", None)
+    assert three["vote_share"] == pytest.approx(2 / 3)
 
 
 def test_a_small_model_without_log_probabilities_is_unsure(
@@ -178,6 +238,55 @@ def test_composed_models_are_listed_and_may_call_each_other(gateway: TwoModelGat
     answer = gateway.call("POST", CHAT, chat("nested"))
     assert answer.headers["x-inferry-path"] == "pair>small"
     assert gateway.call("POST", CHAT, chat("unknown")).code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "answer"),
+    [
+        ("auto", ["small"], "Small"),
+        ("pair", ["small"], "Small"),
+        ("nested", ["small"], "Small"),
+        ("best", ["large", "small"], "Small"),
+    ],
+)
+def test_a_step_may_call_another_composed_model(
+    gateway: TwoModelGateway, model: str, asked: list[str], answer: str
+) -> None:
+    """As a stage of a pipeline, the last one and another one, whole and streamed, and as a member of an ensemble."""
+    for path, body in (
+        (f"/v1/pipelines/by-{model}", {"input": {"text": "Hello?"}}),
+        (f"/v1/pipelines/by-{model}", {"input": {"text": "Hello?"}, "stream": True}),
+        (CHAT, chat(f"by-{model}")),
+        (CHAT, chat(f"by-{model}", stream=True)),
+        (CHAT, chat(f"with-{model}")),
+        ("/v1/messages", chat(f"by-{model}")),
+    ):
+        gateway.upstream.bodies.clear()
+        found = gateway.call("POST", path, body, {"x-inferry-run-id": "nested-run"})
+        assert found.status == 200, found.body
+        text = streamed_text(found.body) if body.get("stream") else found.body.decode()
+        assert answer in text
+        expected = sorted(asked * 2) if "by-" in str(path) + str(body) else sorted([*asked, "large"])
+        assert sorted(gateway.asked()) == expected
+    assert gateway.service.gateway.in_flight == 0
+    gateway.run(asyncio.to_thread(gateway.service.gateway._recorder.flush, 30))
+    with open_queries(gateway.config.ledger) as ledger:
+        rows = ledger.jobs(run="nested-run", limit=100)
+    assert {str(row.composed).partition("/")[0] for row in rows} >= {"pair" if model == "nested" else model}
+    assert all(row.run_id == "nested-run" for row in rows)
+
+
+def test_an_error_of_a_nested_call_names_the_stage_and_a_disconnect_ends_it(gateway: TwoModelGateway) -> None:
+    gateway.status["small"] = 400
+    failed = gateway.call("POST", CHAT, chat("by-auto"))
+    assert (failed.status, failed.code, failed.json["error"]["param"]) == (400, "invalid_request", "stages.draft")
+    gateway.status.clear()
+    gateway.hold.add("small")
+    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+        body = json.dumps(chat("by-nested")).encode()
+        client.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body)) + body)
+        until(lambda: len(gateway.upstream.running) == 1)
+    until(lambda: gateway.service.gateway.in_flight == 0)
 
 
 def test_a_tenant_needs_permission_for_the_name_and_not_for_its_steps(gateway: TwoModelGateway) -> None:

@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from inferry.pipelines import votes
 from inferry.pipelines.answers import agree, logprobs_of, meaning, schema_problem
-from inferry.pipelines.cascades import judge, may_escalate
+from inferry.pipelines.cascades import Verdict, judge, may_escalate
 from inferry.pipelines.routes import match_label
 from inferry.pipelines.rules import Condition, Rule, choose, hash_system_prompt, last_user_content, read_facts
 from inferry.pipelines.settings import AcceptConfig
@@ -91,7 +91,7 @@ def test_a_verdict_names_what_was_unsure() -> None:
     assert sure.score == pytest.approx(-0.2)
     assert judge(accept, {}, body("a", -1.0)).reason == "mean_logprob"
     assert judge(accept, {}, body("a", -2.1, *[-0.01] * 20)).reason == "token_logprob"
-    assert judge(accept, {}, body("a")).reason == "no_logprobs"
+    assert judge(accept, {}, body("a")) == Verdict(False, "no_logprobs")
     assert judge(AcceptConfig(), {}, body("a")).accepted
     completions = {"choices": [{"text": "a", "logprobs": {"token_logprobs": [None, -0.5]}}]}
     assert logprobs_of(completions) == [-0.5]

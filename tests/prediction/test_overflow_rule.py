@@ -52,7 +52,26 @@ def test_the_time_to_the_first_token_after_sending_is_learned_from_own_workers()
     assert rule.missed(job, 0.4, 0.0) == MISSES_TARGET
 
 
-def test_without_a_queue_no_job_overflows_however_slow_own_workers_are() -> None:
+def test_without_a_queue_no_job_overflows_for_its_target_however_slow_own_workers_are() -> None:
     rule = OverflowRule(DEFAULT_LANES)
     rule.first_token(an_ended_attempt(a_job(lane=Lane.P0), first_token_s=5.0, output_tokens=2), 5.0)
-    assert rule.missed(a_job(lane=Lane.P0, deadline=1.0), 0.05, 0.0) is None
+    assert rule.missed(a_job(lane=Lane.P0), 0.05, 0.0) is None
+    assert rule.missed(a_job(lane=Lane.P0, deadline=5.5), 0.05, 0.0) is None
+
+
+def test_without_a_queue_a_job_overflows_for_a_deadline_that_only_hosted_workers_are_fast_enough_for() -> None:
+    rule = OverflowRule(DEFAULT_LANES)
+    job = a_job(lane=Lane.P0, output=100, deadline=5.0)
+    own = an_ended_attempt(a_job(lane=Lane.P0), first_token_s=1.0, output_tokens=11)
+    rule.first_token(own, 1.0)
+    rule.ended(own, 1.5)
+    assert rule.missed(job, 0.0, 0.0) == MISSES_DEADLINE, "6 s; of hosted workers nothing is known yet"
+    hosted = an_ended_attempt(
+        replace(a_job(lane=Lane.P0), overflow=Overflow("deadline", 0.0)), first_token_s=1.5, output_tokens=11
+    )
+    rule.first_token(hosted, 1.5)
+    rule.ended(hosted, 1.8)
+    assert rule.missed(job, 0.0, 0.0) == MISSES_DEADLINE, "hosted workers take 4.5 s"
+    assert rule.missed(replace(job, deadline=4.0), 0.0, 0.0) is None, "they would miss this one too"
+    assert rule.missed(replace(job, deadline=4.0), 0.1, 0.0) == MISSES_DEADLINE, "own workers have other jobs"
+    assert rule.missed(replace(job, deadline=6.5), 0.0, 0.0) is None

@@ -4,8 +4,17 @@ import random
 
 import pytest
 
+from inferry.domain.attempts import Attempt
+from inferry.domain.decisions import Decision
+from inferry.domain.jobs import Estimate, Footprint
+from inferry.domain.streams import Done, FinishReason, Usage
+from inferry.domain.values import replace
 from inferry.prediction import prefix_hits
+from inferry.prediction.estimator import Estimator
 from inferry.prediction.prefix_hits import LONG_SLICE_BYTES, SHORT_SLICES_BYTES, SLICE_BYTES, PrefixHitModel
+from support.builders import a_job
+
+KNOWN = (Estimate.exactly(1000), Estimate(0, 900, 1000), Estimate.exactly(5))
 
 
 def _body(*parts: str) -> bytes:
@@ -139,3 +148,18 @@ def test_reported_hits_correct_the_hit_ratio() -> None:
         memory.learn("m", 500, 350)
     assert 345 <= memory.expected("m", 500) <= 352
     assert memory.expected("other", 500) == 450
+
+
+@pytest.mark.parametrize(("cached_on_worker", "expected"), [(900, 859), (0, 900)])
+def test_the_hit_ratio_is_learned_from_jobs_that_went_where_their_prefix_is(
+    cached_on_worker: int, expected: int
+) -> None:
+    estimator, body = Estimator(), b"x" * 4096
+    job = replace(a_job(tokens=1000, cached=1000), footprint=Footprint(*KNOWN))
+    for cached_tokens in (1000, 0):
+        attempt = Attempt(job)
+        attempt.decision = Decision(picked_by="least_loaded", cached_tokens=cached_on_worker)
+        attempt.ended(Done(job.job_id, FinishReason.STOP, Usage(1000, cached_tokens, 5)), 1.0)
+        estimator.ended(attempt, 1.0)
+    estimator.cached("a", "m", body, KNOWN[0])
+    assert estimator.cached("a", "m", body, KNOWN[0])[0].expected == expected

@@ -32,16 +32,12 @@ def test_erlang_c_has_its_textbook_values() -> None:
 
 def test_one_worker_waits_as_the_formulas_of_mm1_and_md1_say() -> None:
     assert q.mmc_wait(0.8, 1.0) == pytest.approx(4.0)
-    assert q.mg1_wait(0.8, 1.0, 1.0) == pytest.approx(4.0)
-    assert q.mg1_wait(0.8, 1.0, 0.0) == pytest.approx(2.0)
     assert q.ggc_wait(0.8, 1.0, 1, 1.0, 0.0) == pytest.approx(2.0)
     assert q.wait_quantile(0.9, 0.8, 1.0) == pytest.approx(5 * log(8))
 
 
 def test_a_queue_that_cannot_keep_up_waits_for_ever() -> None:
-    assert (
-        q.mmc_wait(2, 1.0, 2) == q.mg1_wait(1, 1.0) == q.ggc_wait(3, 1.0, 2) == q.wait_quantile(0.5, 3, 1.0, 2) == inf
-    )
+    assert q.mmc_wait(2, 1.0, 2) == q.ggc_wait(3, 1.0, 2) == q.wait_quantile(0.5, 3, 1.0, 2) == inf
 
 
 def test_the_quantile_of_mmc_agrees_with_a_simulation() -> None:

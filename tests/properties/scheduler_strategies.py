@@ -39,7 +39,7 @@ jobs = st.fixed_dictionaries(
         "model": st.sampled_from(["m", "m", "m", "m", "n"]),
         "adapter": st.sampled_from([None, None, None, None, "x"]),
         "isolation": st.sampled_from([None, None, None, None, None, "acme"]),
-        "attention": st.sampled_from([None, None, "other"]),
+        "group": st.sampled_from([None, None, "other"]),
         "max_wait_s": st.sampled_from([60.0, 60.0, 60.0, 0.0, 0.003]),
     }
 )

@@ -38,9 +38,7 @@ shapes = st.fixed_dictionaries(
         "run_id": st.sampled_from("xy"),
         "session": st.sampled_from([None, None, "s", "t"]),
         "prefix": st.sampled_from([(), (), ("p",), ("p", "q"), ("r", "s", "t")]),
-        "resume": st.sampled_from(
-            [ResumeMode.CONTINUE, ResumeMode.CONTINUE, ResumeMode.NEVER, ResumeMode.RESTART, ResumeMode.NATIVE]
-        ),
+        "resume": st.sampled_from([ResumeMode.CONTINUE, ResumeMode.CONTINUE, ResumeMode.RESTART]),
     }
 )
 
@@ -184,7 +182,6 @@ class FairMachine(RuleBasedStateMachine):
             known = self.jobs[job.job_id]
             assert queued_live
             assert (known.state, known.evicted, job.lane) == ("planned", False, Lane.P2)
-            assert job.resume is not ResumeMode.NEVER
             assert job.attempt <= MAX_PREEMPTIONS
             assert not known.decoding or (known.written >= MIN_PROGRESS_TOKENS and job.resume is not ResumeMode.RESTART)
             known.evicted = True

@@ -46,7 +46,7 @@ shapes = st.fixed_dictionaries(
         "run_id": st.sampled_from("xxy"),
         "session": st.sampled_from([None, None, "s"]),
         "prefix": st.sampled_from([(), (), ("p",), ("p", "q"), ("r", "s", "t")]),
-        "resume": st.sampled_from([ResumeMode.CONTINUE, ResumeMode.RESTART, ResumeMode.NEVER]),
+        "resume": st.sampled_from([ResumeMode.CONTINUE, ResumeMode.RESTART]),
     }
 )
 

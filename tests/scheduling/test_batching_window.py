@@ -120,7 +120,7 @@ def test_groups_of_other_lanes_and_routes_are_held_apart() -> None:
 def test_batch_keys_are_held_apart_only_in_front_of_workers_that_pad() -> None:
     for pads in (False, True):
         scheduler = a_scheduler(a_view(pads=pads), P1=FIXED)
-        offer(scheduler, a_job("1", at=0.0), a_job("2", at=0.005, attention="other"))
+        offer(scheduler, a_job("1", at=0.0), a_job("2", at=0.005, group="other"))
         assert sent(scheduler.tick(0.010)) == (["1"] if pads else ["1", "2"])
 
 

@@ -188,6 +188,16 @@ def test_slack_withheld_from_paced_prompts_shrinks_as_they_become_urgent() -> No
     assert rate <= rates[0]
 
 
+def test_a_job_that_has_missed_its_target_takes_no_slack_from_streams() -> None:
+    engine = an_engine()
+    controller = engine.controller
+    rates = []
+    for waiting_since in (None, engine.now - 2.1, engine.now - 60.0):
+        controller.waiting(P1, waiting_since)
+        rates.append(controller.capacity(engine.now).prefill_tokens_per_s)
+    assert rates == [rates[0]] * 3
+
+
 def test_streams_of_a_paced_lane_withhold_less_slack_from_their_own_lane() -> None:
     """A P1 stream whose first token was nearly late must not keep the next ones of P1 from being in time."""
     engine = an_engine(streams=1)

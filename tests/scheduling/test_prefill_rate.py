@@ -3,6 +3,7 @@
 import pytest
 
 from inferry.domain.lanes import Lane
+from inferry.scheduling.capacity.prefill_bucket import MAX_PACED_DEBT_S
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import end, first_token, offer, sent
 from support.builders import a_job, a_policy, a_view
@@ -44,11 +45,20 @@ def test_the_bucket_holds_one_burst_however_long_it_was_quiet() -> None:
 
 def test_a_prompt_larger_than_the_burst_goes_when_the_bucket_is_full_and_leaves_a_debt() -> None:
     scheduler = decoding(paced())
-    offer(scheduler, a_job("large", tokens=1_500), a_job("next", tokens=100))
+    offer(scheduler, a_job("large", tokens=1_400), a_job("next", tokens=100))
     assert sent(scheduler.tick(0.0)) == ["large"]
-    assert scheduler.tick(0.0).wake_at == pytest.approx(1.1)
-    assert sent(scheduler.tick(1.09)) == []
-    assert sent(scheduler.tick(1.1)) == ["next"]
+    assert scheduler.tick(0.0).wake_at == pytest.approx(1.0)
+    assert sent(scheduler.tick(0.99)) == []
+    assert sent(scheduler.tick(1.0)) == ["next"]
+
+
+def test_the_debt_of_a_long_prompt_is_bounded_so_that_short_ones_do_not_wait_for_all_of_it() -> None:
+    scheduler = decoding(paced())
+    offer(scheduler, a_job("long", tokens=20_000), a_job("next", tokens=100))
+    assert sent(scheduler.tick(0.0)) == ["long"]
+    assert scheduler.tick(0.0).wake_at == pytest.approx(MAX_PACED_DEBT_S + 0.1)
+    assert sent(scheduler.tick(MAX_PACED_DEBT_S + 0.09)) == []
+    assert sent(scheduler.tick(MAX_PACED_DEBT_S + 0.1)) == ["next"]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inferry.domain.lanes import Lane
 from inferry.domain.values import replace
-from inferry.domain.workers import DirectWaits, WorkerView
-from inferry.scheduling.release import HOLD_FACTOR, TURN_FACTOR
+from inferry.domain.workers import DirectWaits, Phase, WorkerView
+from inferry.scheduling.hold_bound import HOLD_FACTOR, TURN_FACTOR
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import end, first_token, offer, sent
 from support.builders import a_job, a_policy, a_view
@@ -107,3 +109,40 @@ def test_a_prompt_of_its_own_length_shortens_the_hold() -> None:
     offer(scheduler, a_job("p2", tokens=1_000, lane=Lane.P2))
     # The engine alone would have its first token after two seconds, one of which is its own prompt.
     assert scheduler.tick(0.0).wake_at == pytest.approx(2.0 * HOLD_FACTOR - 1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    wait_s=st.floats(0.1, 5.0),
+    prompt_tokens=st.integers(10, 4_000),
+    token_s=st.sampled_from([0.0, 1e-4, 1e-3]),
+    higher_wait=st.booleans(),
+)
+def test_the_first_token_of_a_held_job_is_never_twice_as_late_as_in_the_engine_alone(
+    wait_s: float, prompt_tokens: int, token_s: float, higher_wait: bool
+) -> None:
+    """Even while jobs of a higher lane wait all the time, and with the job's own prompt."""
+    view = a_worker((wait_s, 1_000.0, wait_s))
+    direct = DirectWaits((wait_s, 1_000.0, wait_s), token_s, CHUNK)
+    scheduler = held_back(replace(view, capacity=replace(view.capacity, direct=direct)))
+    offer(scheduler, a_job("p2", tokens=prompt_tokens, lane=Lane.P2))
+    alone_s = prompt_tokens * token_s
+    step_s = (wait_s + alone_s) / 16
+    for number in range(100):
+        now = number * step_s
+        if higher_wait:
+            offer(scheduler, a_job(f"p1-{number}", tokens=CHUNK, lane=Lane.P1), now=now)
+        gone = sent(scheduler.tick(now))
+        if "p2" in gone:
+            break
+        first_token(scheduler, *gone, now=now)
+    assert now + alone_s < 2.0 * (wait_s + alone_s)
+
+
+@pytest.mark.parametrize(("phase", "goes"), [(Phase.READY, True), (Phase.STARTING, True), (Phase.DOWN, False)])
+def test_while_another_worker_is_down_paced_jobs_wait_for_the_rate(phase: Phase, goes: bool) -> None:
+    scheduler = held_back(a_worker())
+    scheduler.observe(replace(a_worker(sequences=0), worker="z", phase=phase), 0.0)
+    offer(scheduler, a_job("p2", tokens=500, lane=Lane.P2))
+    scheduler.tick(0.0)
+    assert (sent(scheduler.tick(10 * HOLD_FACTOR * WAIT_S)) == ["p2"]) is goes

@@ -117,6 +117,28 @@ def test_what_the_gateway_knows_to_be_cached_is_deducted_once() -> None:
     assert scheduler.service() == {"a": 1_000, "b": 900}
 
 
+@pytest.mark.parametrize(("on_the_other", "charged"), [(("p1",), 750), (("p1", "p2"), 500), (("q",), 1_000)])
+def test_a_job_is_charged_by_how_much_of_its_prefix_its_own_worker_has(
+    on_the_other: tuple[str, ...], charged: int
+) -> None:
+    scheduler = a_scheduler(a_view("x", sequences=2), a_view("y", sequences=2))
+    offer(scheduler, a_job("warms x", tokens=1_000, prefix=("p1", "p2", "p4")), a_job("fills", tokens=10))
+    homes = placements(scheduler.tick(0.0))
+    warm, other = homes["warms x"], homes["fills"]
+    assert warm != other
+    offer(scheduler, a_job("fills x", tokens=10, session="s"))
+    while placements(scheduler.tick(0.0)).get("fills x") == other:
+        end(scheduler, "fills x")
+        offer(scheduler, a_job("fills x", tokens=10))
+    end(scheduler, "fills")
+    offer(scheduler, a_job("warms the other", tokens=1_000, prefix=on_the_other))
+    assert placements(scheduler.tick(0.0)) == {"warms the other": other}
+    end(scheduler, "warms the other")
+    offer(scheduler, a_job("job", tokens=1_000, tenant="b", cached=900, prefix=("p1", "p2", "p4")))
+    assert placements(scheduler.tick(0.0)) == {"job": other}
+    assert scheduler.use(other).prefill_tokens == charged
+
+
 def test_a_forgotten_worker_returns_cold() -> None:
     scheduler = a_scheduler(a_view("w"))
     where(scheduler, tokens=100, prefix=("p",))

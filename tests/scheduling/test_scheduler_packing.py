@@ -86,7 +86,7 @@ def test_jobs_with_other_reasons_go_in_other_plans() -> None:
 
 def test_a_padded_pass_has_one_batch_key_and_says_how_long_it_is() -> None:
     scheduler = a_scheduler(a_view(pads=True), P1=ADAPTIVE)
-    offer(scheduler, a_job("a1", tokens=20), a_job("b1", attention="x"), a_job("a2", tokens=70), a_job("a3", tokens=30))
+    offer(scheduler, a_job("a1", tokens=20), a_job("b1", group="x"), a_job("a2", tokens=70), a_job("a3", tokens=30))
     (plan,) = scheduler.tick(0.0).plans
     assert [job.job_id for job in plan.jobs] == ["a1", "a2", "a3"]
     assert plan.padded_tokens == 70

@@ -5,7 +5,7 @@ import pytest
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken, JobLocation, Produced, Tick
-from inferry.scheduling.preemption import MIN_PROGRESS_TOKENS
+from inferry.scheduling.preemption import MIN_PROGRESS_TOKENS, OVERRUN_FACTOR
 from inferry.scheduling.queues.queued_job import MAX_PREEMPTIONS
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, depths, end, expired, first_token, offer, placements, sent
@@ -27,6 +27,19 @@ def full(*jobs: InferenceJob, written: int = MIN_PROGRESS_TOKENS, **capacity: in
         for job in jobs:
             scheduler.progress(job.job_id, FirstToken(), 0.0)
             scheduler.progress(job.job_id, Produced(written), 0.0)
+    return scheduler
+
+
+def full_of_own_lane(written: int, **capacity: int) -> Scheduler:
+    """Two jobs run, each with that many of the 100 tokens that were predicted."""
+    policy = a_policy(may_preempt=(Lane.P2,), preemptible=True)
+    scheduler = a_scheduler(a_view("w", sequences=2, **capacity), P2=policy)  # type: ignore[arg-type]
+    jobs = [a_batch("1", output=100), a_batch("2", output=100)]
+    offer(scheduler, *jobs)
+    assert len(sent(scheduler.tick(0.0))) == 2
+    for job in jobs:
+        scheduler.progress(job.job_id, FirstToken(), 0.0)
+    scheduler.progress("1", Produced(written), 0.0)
     return scheduler
 
 
@@ -79,11 +92,8 @@ def test_no_more_jobs_are_preempted_than_needed() -> None:
 @pytest.mark.parametrize(
     ("shape", "written", "stopped"),
     [
-        ({"resume": ResumeMode.NEVER}, MIN_PROGRESS_TOKENS, False),
-        ({"resume": ResumeMode.NEVER}, 0, False),
         ({"resume": ResumeMode.RESTART}, MIN_PROGRESS_TOKENS, False),
         ({"resume": ResumeMode.RESTART}, 0, True),
-        ({"resume": ResumeMode.NATIVE}, MIN_PROGRESS_TOKENS, True),
         ({"resume": ResumeMode.CONTINUE}, MIN_PROGRESS_TOKENS - 1, False),
         ({"resume": ResumeMode.CONTINUE}, MIN_PROGRESS_TOKENS, True),
         ({"preemptions": MAX_PREEMPTIONS - 1}, MIN_PROGRESS_TOKENS, True),
@@ -209,3 +219,43 @@ def test_a_job_with_a_revoked_nomination_keeps_its_route() -> None:
     assert sent(scheduler.tick(0.0)) == []
     scheduler.observe(a_view("u"), 0.0)
     assert placements(scheduler.tick(0.0)) == {"live": "u"}
+
+
+def test_a_job_that_has_written_far_more_than_predicted_yields_to_one_of_its_lane() -> None:
+    scheduler = full_of_own_lane(OVERRUN_FACTOR * 100 + 1)
+    offer(scheduler, a_batch("short"), a_batch("later"))
+    assert evicted(scheduler.tick(0.0)) == ["1"]
+    end(scheduler, "1")
+    assert sent(scheduler.tick(0.0)) == ["short"]
+
+
+def test_a_job_within_its_prediction_does_not_yield_to_its_own_lane() -> None:
+    scheduler = full_of_own_lane(OVERRUN_FACTOR * 100)
+    offer(scheduler, a_batch("short"))
+    assert evicted(scheduler.tick(0.0)) == []
+    scheduler.progress("1", Produced(1), 0.0)
+    end(scheduler, "2")
+    assert sent(scheduler.tick(0.0)) == ["short"]  # no job yields where the end of another is enough
+
+
+def test_a_lane_that_does_not_name_itself_keeps_its_long_jobs() -> None:
+    scheduler = full(a_batch("1"), a_batch("2"), sequences=2, written=10_000)
+    offer(scheduler, a_batch("short"))
+    assert evicted(scheduler.tick(0.0)) == []
+
+
+@pytest.mark.parametrize(("written", "yields"), [(MIN_PROGRESS_TOKENS, []), (OVERRUN_FACTOR * 100 + 1, ["1"])])
+def test_preemption_keeps_the_limit_of_batch_jobs(written: int, yields: list[str]) -> None:
+    policy = a_policy(may_preempt=(Lane.P2,), preemptible=True)
+    scheduler = a_scheduler(a_view("w", sequences=4, batch_sequences=1), P2=policy)
+    offer(scheduler, a_batch("1", output=100))
+    assert sent(scheduler.tick(0.0)) == ["1"]
+    scheduler.progress("1", FirstToken(), 0.0)
+    scheduler.progress("1", Produced(written), 0.0)
+    offer(scheduler, a_batch("2"))
+    tick = scheduler.tick(0.0)
+    assert (sent(tick), evicted(tick)) == ([], yields)
+    offer(scheduler, a_batch("3"))
+    assert sent(scheduler.tick(1.0)) == []
+    end(scheduler, "1")
+    assert sent(scheduler.tick(2.0)) == ["2"]

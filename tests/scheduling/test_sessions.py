@@ -139,6 +139,21 @@ def test_paused_runs_go_on_in_the_order_of_their_tenants_resident_tokens() -> No
     assert sent(scheduler.tick(3.0)) == ["d0"]
 
 
+def test_the_resident_tokens_of_a_tenant_count_by_its_weight() -> None:
+    """x has 500 tokens at a weight of 5, y has 300 at a weight of 1."""
+    lanes = {lane: a_policy() for lane in Lane}
+    scheduler = Scheduler(lanes, {"x": 5.0}, sessions=SessionLimits(PAUSE_S))
+    scheduler.observe(a_worker(), 0.0)
+    call(scheduler, *[a_call(run, tenant="x", tokens=240) for run in "ab"], a_call("c", tenant="y", tokens=290))
+    call(scheduler, a_call("d", tenant="w", tokens=190))
+    call(scheduler, a_call("e", at=2.0, tenant="y"), a_call("f", at=2.0, tenant="x"))
+    for job_id, prompt in (("a0", 240), ("d0", 190)):
+        end(scheduler, job_id, now=2.0, prompt=prompt)
+    scheduler.end_run("w", "d")
+    scheduler.end_run("x", "a")
+    assert sent(scheduler.tick(3.0)) == ["f0"]
+
+
 def test_a_cancelled_call_leaves_its_pause() -> None:
     scheduler = full()
     call(scheduler, a_call("c", at=2.0))

@@ -82,10 +82,9 @@ def test_a_group_is_lent_again_a_while_after_its_last_live_call() -> None:
     assert set(placements(scheduler.tick(3.0 + LEND_AFTER_S)).values()) == {"interactive-0", "interactive-1"}
 
 
-@pytest.mark.parametrize("resume", [ResumeMode.NEVER, ResumeMode.RESTART])
-def test_a_stream_that_cannot_resume_borrows_no_worker(resume: ResumeMode) -> None:
+def test_a_stream_that_cannot_resume_borrows_no_worker() -> None:
     scheduler = two_groups(borrow=True)
-    offer(scheduler, *(batch_job(f"{n}", resume=resume) for n in range(6)))
+    offer(scheduler, *(batch_job(f"{n}", resume=ResumeMode.RESTART) for n in range(6)))
     assert set(placements(scheduler.tick(0.0)).values()) == {"batch-0"}
 
 

@@ -1,4 +1,4 @@
-"""The guide to the simulator: its commands run, and print what it shows but for the figures, which change."""
+"""The guide to the simulator: its commands run, and print what it shows; figures may change a little."""
 
 import re
 import shlex
@@ -19,6 +19,11 @@ def words(text: str) -> set[str]:
     return {word for word in re.findall(r"[A-Za-z][\w,.:-]*", text) if word not in {"ms", "s", "yes", "no", "worker"}}
 
 
+def attainments(text: str) -> list[float]:
+    """The percentages with a fraction, in order."""
+    return [float(found) for found in re.findall(r"(\d+\.\d+)%", text)]
+
+
 @pytest.mark.parametrize(("command", "shown"), EXAMPLES, ids=[command for command, _ in EXAMPLES])
 def test_the_guide_shows_what_the_command_prints(
     command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -31,6 +36,7 @@ def test_the_guide_shows_what_the_command_prints(
     done = CliRunner().invoke(app, shlex.split(command), env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
     assert words(done.stdout) == words(shown)
+    assert attainments(done.stdout) == pytest.approx(attainments(shown), abs=3.0)
     assert done.stdout.splitlines()[0].split() == shown.splitlines()[0].split()
 
 

@@ -69,7 +69,7 @@ class FaultScenario:
             run_id=f"run-{rng.randint(0, 3)}",
             lane=rng.choice(list(Lane)),
             isolation="acme" if isolated else None,
-            attention=rng.choice([None, "other"]) if self.pads else None,
+            group=rng.choice([None, "other"]) if self.pads else None,
             at=at,
             stream=True,
             resume=ResumeMode.CONTINUE if number % 5 else ResumeMode.RESTART,

@@ -6,6 +6,7 @@ clocks, and the calls. After every event the world checks what was really used, 
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -19,52 +20,15 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.prices import Price
-from inferry.domain.shared_limits import Exchanged, Holding, account_name
-from inferry.domain.spending import Spending
+from inferry.domain.shared_limits import Exchanged
 from inferry.domain.streams import Usage
 from inferry.domain.values import replace
+from simulation.lease_database import DAY_TOKENS, NANOS, TOKENS, Content, Database
 
 TTL_S = 3.0
 DRIFT = 0.02
 """A clock runs at most this fraction faster or slower than true time."""
 PRICES = {"m": Price(input=2.0, output=10.0)}
-TOKENS = account_name("run", "a", "root", "run", 0, "tokens")
-NANOS = account_name("run", "a", "root", "run", 0, "nanos")
-DAY_TOKENS = account_name("tenant", "a", "", "day", int(NOON // 86_400), "tokens")
-
-
-class Database:
-    """What outlives every process: rows of ended calls, holdings, and the generation."""
-
-    def __init__(self) -> None:
-        self.generation = 0
-        self.tokens = self.nanos = 0
-        self.holdings: dict[tuple[str, str], int] = {}
-
-    def write(self, holder: str, generation: int, amounts: dict[str, int]) -> int:
-        if generation == self.generation:
-            for account, amount in amounts.items():
-                self.holdings[holder, account] = amount
-        return self.generation
-
-    def read(self, holder: str) -> tuple[int, dict[str, int]]:
-        return self.generation, {account: amount for (of, account), amount in self.holdings.items() if of == holder}
-
-    def begin_rebuild(self) -> "Content":
-        self.generation += 1
-        holdings = [Holding(*name, amount) for name, amount in self.holdings.items()]
-        totals = [(TOKENS, self.tokens, 1), (NANOS, self.nanos, 1), (DAY_TOKENS, self.tokens, 1)]
-        return self.generation, totals, holdings
-
-    def spending(self) -> list[Spending]:
-        day = Spending(tenant="a", period="day", tokens=self.tokens, nanos=self.nanos, at=NOON)
-        return [
-            day,
-            Spending(tenant="a", period="run", tokens=self.tokens, nanos=self.nanos, at=NOON, run_id="root"),
-        ]
-
-
-Content = tuple[int, list[tuple[str, int, int]], list[Holding]]
 
 
 class Call:
@@ -126,9 +90,9 @@ class SimulatedGateway:
 
     def _send(self, step: Step) -> None:
         self._attempt += 1
-        attempt, sent_at, rng = self._attempt, self.now, self.world.rng
+        attempt, sent_at = self._attempt, self.now
         self.later(2.0 if isinstance(step, Rebuild) else 0.4, partial(self._retry, attempt))
-        if self.world.is_lossy and rng.random() < 0.1:
+        if self.world.is_lost():
             return
         self.world.at(self.world.now + self.world.delay_s(), partial(self._arrive, step, attempt, sent_at))
 
@@ -152,7 +116,7 @@ class SimulatedGateway:
                 content, started_ms = world.database.begin_rebuild(), world.authority_starts
                 world.at(world.now + world.delay_s(), partial(self._publish, content, started_ms, attempt))
                 return
-        if not (world.is_lossy and world.rng.random() < 0.1):
+        if not world.is_lost():
             self.later(world.delay_s(), partial(self._report, attempt, report))
 
     def _publish(self, content: Content, starts: int, attempt: int) -> None:
@@ -249,7 +213,7 @@ class SimulatedGateway:
 
 
 class LeaseWorld:
-    """`play` runs the seed's schedule until all calls have ended and every gateway is idle."""
+    """`play` runs the seed's schedule up to a time: after 40 s nearly all have ended, and every gateway is idle."""
 
     def __init__(
         self,
@@ -275,6 +239,7 @@ class LeaseWorld:
         self.used_tokens = self.used_nanos = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
+        self.faults: Counter[str] = Counter()
         self.refused = self.done = self.crashed = 0
         demand = agents * calls * 70
         self.ceiling = int(demand * (ceiling_share or rng.choice([0.1, 0.4, 0.8, 2.0])))
@@ -310,13 +275,21 @@ class LeaseWorld:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
+    def is_lost(self) -> bool:
+        """Whether a message is lost."""
+        found = self.is_lossy and self.rng.random() < 0.1
+        self.faults["lost message"] += found
+        return found
+
     def _pause(self) -> None:
+        self.faults["pause of a gateway"] += 1
         one = self.rng.choice(self.gateways)
         one.paused_until = self.now + self.rng.uniform(0.1, 2.5 * TTL_S)
 
     def _crash(self) -> None:
         number = self.rng.randrange(len(self.gateways))
         self.crashed += 1
+        self.faults["crash of a gateway"] += 1
         dead = self.gateways[number]
         dead.is_dead = True
         for call in dead.calls:
@@ -324,10 +297,12 @@ class LeaseWorld:
         self.gateways[number] = SimulatedGateway(self, f"gateway-{number}-{self.crashed}")
 
     def _lose_state(self) -> None:
+        self.faults["loss of the authority's state"] += 1
         self.authority_starts += 1
         self.authority.lose_state()
 
     def _stop_authority(self) -> None:
+        self.faults["stop of the authority"] += 1
         self.is_authority_down = True
         self.at(self.now + self.rng.uniform(0.2, 2 * TTL_S), self._start_authority)
 
@@ -381,11 +356,8 @@ class LeaseWorld:
 
     def _leased(self, gateway: SimulatedGateway) -> int:
         """What running calls may still use. Calls that wait for a grant use nothing."""
-        return sum(
-            min(call.permit.granted_tokens, call.permit.output_cap) - call.written
-            for call in gateway.calls
-            if not call.batch
-        )
+        running = [call for call in gateway.calls if not call.batch]
+        return sum(min(call.permit.granted_tokens, call.permit.output_cap) - call.written for call in running)
 
     def held_by_live(self) -> int:
         """Tokens and nanos that the authority counts as held by gateways that are alive."""

@@ -2,6 +2,7 @@
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -79,6 +80,7 @@ class OwnershipWorld:
         self.authority = InMemoryOwnership(int(TTL_S * 1000))
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
+        self.faults: Counter[str] = Counter()
         self.epochs: dict[int, str] = {}
         self.gaps: list[float] = []
         self._free_since: float | None = 0.0
@@ -94,7 +96,9 @@ class OwnershipWorld:
         return self.rng.uniform(0.0002, 1.5 if self._slow else 0.01)
 
     def is_lost(self) -> bool:
-        return self.rng.random() < self._loss
+        found = self.rng.random() < self._loss
+        self.faults["lost message"] += found
+        return found
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         self._count += 1
@@ -106,14 +110,17 @@ class OwnershipWorld:
             self.at(self.rng.uniform(0.0, until_s), fault)
 
     def pause(self) -> None:
+        self.faults["pause of a gateway"] += 1
         self.rng.choice(self.contenders).paused_until = self.now + self.rng.uniform(0.1, 3 * TTL_S)
 
     def crash(self) -> None:
+        self.faults["crash of a gateway"] += 1
         self._replace(self.rng.randrange(len(self.contenders)))
 
     def crash_owner(self) -> None:
         for number, one in enumerate(self.contenders):
             if one.may_send():
+                self.faults["crash of the owner"] += 1
                 self._replace(number)
 
     def _replace(self, number: int) -> None:
@@ -122,9 +129,11 @@ class OwnershipWorld:
         self.contenders[number] = Contender(self, f"gateway-{number}-{self._count}")
 
     def lose_state(self) -> None:
+        self.faults["loss of the authority's state"] += 1
         self.authority.lose_state(self.authority_ms)
 
     def stop_authority(self) -> None:
+        self.faults["stop of the authority"] += 1
         self.is_down = True
         self.at(self.now + self.rng.uniform(0.2, 3 * TTL_S), self._start_authority)
 

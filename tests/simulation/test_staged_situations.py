@@ -10,6 +10,36 @@ from support.staging.situations import MORE_SITUATIONS, SITUATIONS, Situation
 from support.staging.stage import Stage, with_stage
 
 CANARY = "template-<b>canary</b>"
+SEVERAL_ENGINES = "several engines behind one gateway process"
+ADVICE = {
+    "starved GPU": ("continuous", "batching", "one process"),
+    "P2 flood": ("hybrid", "batching", SEVERAL_ENGINES),
+    "window too short": ("continuous", "none needed", "one process"),
+    "padding": ("continuous", "batching", SEVERAL_ENGINES),
+    "slow tool": ("continuous", "parallel tools", "one process"),
+    "KV pressure": ("hybrid", "batching", SEVERAL_ENGINES),
+    "slow reader": ("continuous", "none needed", "one process"),
+    "dead worker": ("continuous", "none needed", "one process"),
+    "small batches": ("continuous", "batching", SEVERAL_ENGINES),
+    "engine flags": ("hybrid", "a smaller model", SEVERAL_ENGINES),
+    "quota too tight": ("continuous", "none needed", "one process"),
+    "healthy": ("continuous", "none needed", SEVERAL_ENGINES),
+    "overload": ("hybrid", "batching", SEVERAL_ENGINES),
+    "window too long": ("continuous", "batching", "one process"),
+    "cold cache": ("continuous", "caching", "one process"),
+    "warm cache": ("continuous", "none needed", "one process"),
+    "long prompts": ("continuous", "a smaller model", "one process"),
+    "slow engine": ("continuous", "a smaller model", SEVERAL_ENGINES),
+    "one slow worker": ("continuous", "a smaller model", SEVERAL_ENGINES),
+    "queue limit": ("continuous", "none needed", "one process"),
+    "impatient clients": ("continuous", "none needed", "one process"),
+    "starved by batch work": ("dynamic or continuous", "batching", "one process"),
+    "limit of the engine": ("continuous", "batching", SEVERAL_ENGINES),
+    "KV cache of the engine": ("hybrid", "batching", SEVERAL_ENGINES),
+    "concurrency quota": ("continuous", "none needed", "one process"),
+    "batch work waits": ("dynamic or continuous", "batching", SEVERAL_ENGINES),
+}
+"""Batching mode, technique and scale that fit the traffic of each situation."""
 
 
 @pytest.mark.parametrize("situation", [*SITUATIONS, *MORE_SITUATIONS], ids=lambda one: one.name)
@@ -24,7 +54,8 @@ def test_the_cause_of_a_staged_situation_is_named(tmp_path: Path, situation: Sit
         assert first.evidence
         assert first.setting.text
         assert all(one.unit or one.what for one in first.evidence)
-    assert len(found.advice) == 3
+    assert [one.about for one in found.advice] == ["batching mode", "technique", "scale"]
+    assert tuple(one.choice.split(",")[0] for one in found.advice) == ADVICE[situation.name]
 
 
 def test_few_calls_are_not_enough(tmp_path: Path) -> None:

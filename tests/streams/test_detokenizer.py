@@ -18,6 +18,7 @@ class ByteTokenizer:
 
     def __init__(self, pieces: Sequence[bytes] = ()) -> None:
         self.longest_token_bytes = max(map(len, pieces), default=1)
+        self.fingerprint = "pieces"
         self._pieces = list(pieces)
         self.decoded_tokens = 0
 

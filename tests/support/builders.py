@@ -26,7 +26,7 @@ def a_job(
     precision: str | None = None,
     adapter: str | None = None,
     isolation: str | None = None,
-    attention: str | None = None,
+    group: str | None = None,
     stream: bool = False,
     at: float = 0.0,
     max_wait_s: float = 60.0,
@@ -53,7 +53,7 @@ def a_job(
         step_id=job_id if step_id is None else step_id,
         lane=lane,
         route=route,
-        batch_key=BatchKey(route, streaming=stream, attention=attention),
+        batch_key=BatchKey(route, streaming=stream, group=group),
         footprint=Footprint(Estimate.exactly(tokens), Estimate.exactly(cached), Estimate.exactly(output)),
         token_budget=tokens + output,
         prompt_hash="hash",
@@ -67,12 +67,7 @@ def a_job(
         template_id=template_id,
         prefix=prefix,
         resume=resume,
-        payload=Payload(
-            api="chat",
-            body=body,
-            sampling=Sampling(max_tokens=output) if sampling is None else sampling,
-            prompt_ids=prompt_ids,
-        ),
+        payload=Payload(api="chat", body=body, sampling=sampling or Sampling(max_tokens=output), prompt_ids=prompt_ids),
     )
 
 

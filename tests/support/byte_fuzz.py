@@ -1,9 +1,10 @@
 """Requests that are nearly right: valid ones, broken in every way that bytes can be. The same seed, the same bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from support.request_mutations import (
+    Attempt,
     Sent,
     bodies,
     chunks,
@@ -95,12 +96,14 @@ IN_BYTES: list[Callable[[Random, bytes], bytes]] = [
 ]
 
 
-def generate(rng: Random, key: str, admin_key: str) -> bytes:
-    """What one connection sends: mostly one broken request, sometimes several behind each other."""
+def generate(rng: Random, key: str, admin_key: str, attempts: Sequence[Attempt] = ()) -> bytes:
+    """What one connection sends: mostly one broken request, sometimes several behind each other. `attempts` are
+    requests that come beside those that clients really send.
+    """
     count = 1 if rng.random() < 0.85 else rng.randint(2, 20)
     parts = []
     for _ in range(count):
-        sent = rng.choice(IN_REQUESTS)(rng, valid(rng, key, admin_key))
+        sent = rng.choice(IN_REQUESTS)(rng, valid(rng, key, admin_key, attempts))
         if rng.random() < 0.2:
             sent = rng.choice(IN_REQUESTS)(rng, sent)
         data = sent.wire()

@@ -14,11 +14,12 @@ TREE = Path(inferry.__file__).resolve().parents[1]
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def environment(**more: str) -> dict[str, str]:
-    """This process's environment with a path that leads to the same tree, and `more` variables."""
+def environment(*last: Path, **more: str) -> dict[str, str]:
+    """This process's environment with a path that leads to the same tree and to `last`, and `more` variables."""
     wanted = [
         str(TREE),
         *(str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one),
+        *map(str, last),
     ]
     return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(dict.fromkeys(wanted))}
 

@@ -4,12 +4,17 @@ After one of `CHAIN`'s tokens it writes the next of them, for ever; after anythi
 next token hangs on all that came before.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from support.random_model import ensure_random_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPOKEN = "\U0001f642é日жא"
 """Characters of two to four bytes, no byte twice: a token for every byte, and one that follows each."""
@@ -25,16 +30,21 @@ def ensure_contract_model(directory: Path) -> Path:
         return directory
     path = directory / "model.safetensors"
     weights = load_file(str(path))
-    embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
     chain = chain_ids(directory)
-    for here, following in zip(chain, [*chain[1:], chain[0]], strict=True):
-        head[following] = embedding[here] * _CERTAIN
-    for here in chain:
-        # So loud that what the layers add to it changes nothing.
-        embedding[here] *= _LOUD
+    make_certain(weights, list(zip(chain, [*chain[1:], chain[0]], strict=True)))
     save_file(weights, str(path), metadata={"format": "pt"})
     marker.touch()
     return directory
+
+
+def make_certain(weights: "dict[str, Tensor]", pairs: Sequence[tuple[int, int]]) -> None:
+    """After the first token of a pair the model writes the second."""
+    embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    for here, following in pairs:
+        head[following] = embedding[here] * _CERTAIN
+    for here, _ in pairs:
+        # So loud that what the layers add to it changes nothing.
+        embedding[here] *= _LOUD
 
 
 def chain_ids(directory: Path) -> list[int]:

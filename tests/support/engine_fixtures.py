@@ -14,9 +14,10 @@ from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.loader import load_model
 from inferry.engine.messages import Request, StepDone
-from inferry.engine.model import Decoder, PromptChunk, StepBatch
+from inferry.engine.model import Decoder
 from inferry.engine.planner import Work
 from inferry.engine.runner import TorchRunner
+from inferry.engine.step_batch import PromptChunk, StepBatch
 
 TIE = 1e-4
 """Two tokens whose logits are closer than this are both the best."""
@@ -38,6 +39,7 @@ def a_job(
         run_id=f"run-of-{job_id}",
         step_id=f"step-of-{job_id}",
         lane=lane,
+        is_batch=lane is Lane.P2,
         route=route,
         batch_key=BatchKey(route),
         footprint=Footprint(*map(Estimate.exactly, counts)),

@@ -1,8 +1,12 @@
-"""Batches of a real gateway process that is killed while they run: `kill -9`, restart, until they are finished."""
+"""Batches of a real gateway process that is killed while they run: `kill -9`, restart, until they are finished.
+
+`python -m support.killed_batches FIRST COUNT` plays seeds and keeps what they show; `--add` keeps earlier runs too.
+"""
 
 import asyncio
 import json
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -16,10 +20,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from aiohttp import web
-from openai import OpenAI, OpenAIError
+from openai import OpenAI
 
 from support.children import environment
-from support.serving import free_port, get
+from support.seed_results import KILLS, play_killed
+from support.serving import get
 from support.upstream import DONE, Upstream, begin, chunk, role, usage
 
 CHAT: Final = "/v1/chat/completions"
@@ -60,27 +65,31 @@ class Engine:
 
 
 class Gateway:
-    """`inferry serve` in a directory that outlives it."""
+    """`inferry serve` in a directory that outlives it. `start_s`: until it was ready."""
 
     def __init__(self, directory: Path, engine_url: str, **more: Any) -> None:
         worker = {"kind": "openai", "name": "echo", "url": engine_url, "models": ["m"], "max_sequences": 16}
         config = {"workers": [worker], "prices": {"m": {"input": 1.0, "output": 2.0}}, **more}
         (directory / "inferry.yaml").write_text(json.dumps(config))
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         self.log = directory / "log"
-        command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(self.port)]
+        command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", "0"]
+        began = time.monotonic()
         with self.log.open("a") as log:
+            written = log.tell()
             self.popen = subprocess.Popen(
                 command, cwd=directory, stdout=log, stderr=subprocess.STDOUT, env=environment()
             )
-        end = time.monotonic() + LIMIT_S
-        while not self._is_ready():
+        while not self._is_ready(written):
             assert self.popen.poll() is None, self.log.read_text()
-            assert time.monotonic() < end, self.log.read_text()
+            assert time.monotonic() < began + LIMIT_S, self.log.read_text()
             time.sleep(0.01)
+        self.start_s = time.monotonic() - began
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self, written: int) -> bool:
+        """Whether the gateway, whose log begins at `written`, says where it listens and is ready there."""
+        if (listening := re.search(r"listening on (http://[^ ]+:(\d+)) ", self.log.read_text()[written:])) is None:
+            return False
+        self.url, self.port = listening[1], int(listening[2])
         try:
             return get(self.url, "/ready")[0] == 200
         except OSError:
@@ -96,9 +105,9 @@ def a_line(number: int) -> bytes:
     return json.dumps({"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": body}).encode() + b"\n"
 
 
-def kill_while_batches_run(directory: Path, seed: int, kills: int = 3) -> dict[str, int]:
+def kill_while_batches_run(directory: Path, seed: int, kills: int = KILLS) -> dict[str, float]:
     """Run a batch through several gateways that are killed; raises AssertionError where an invariant is broken."""
-    rng = random.Random(seed)
+    rng, restarts_s = random.Random(seed), [0.0]
     with Engine() as engine:
         gateway = Gateway(directory, engine.upstream.url)
         with OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0) as api:
@@ -111,9 +120,10 @@ def kill_while_batches_run(directory: Path, seed: int, kills: int = 3) -> dict[s
             time.sleep(rng.uniform(0.0, 0.25))
             gateway.stop(signal.SIGKILL)
             gateway = Gateway(directory, engine.upstream.url)
+            restarts_s.append(gateway.start_s)
         try:
             _check(directory, gateway, batch_id)
-            return {"items": ITEMS, "calls": len(engine.upstream.bodies)}
+            return {"items": ITEMS, "calls": len(engine.upstream.bodies), "longest_restart_s": max(restarts_s)}
         finally:
             gateway.stop(signal.SIGTERM)
 
@@ -145,23 +155,5 @@ def charges(database: Path, batch_id: str) -> Counter[str]:
         return Counter(step for (step,) in connection.execute(query, (batch_id,)))
 
 
-def main() -> int:
-    """`python -m support.killed_batches FIRST COUNT`: seeds one after the other."""
-    import tempfile
-
-    first, count = int(sys.argv[1]), int(sys.argv[2])
-    failed = 0
-    for seed in range(first, first + count):
-        with tempfile.TemporaryDirectory() as directory:
-            try:
-                result = kill_while_batches_run(Path(directory), seed)
-                print(f"seed {seed}: {result['items']} results, {result['calls']} calls", flush=True)
-            except (AssertionError, OpenAIError, OSError) as error:
-                failed += 1
-                print(f"seed {seed} FAILED: {error!r}", flush=True)
-    print(f"{count - failed} of {count} seeds passed")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(play_killed("killed_batches", kill_while_batches_run))

@@ -1,4 +1,7 @@
-"""Async jobs with callbacks of a real gateway process that is killed while they are accepted, run and reported."""
+"""Async jobs with callbacks of a real gateway process that is killed while they are accepted, run and reported.
+
+`python -m support.killed_jobs FIRST COUNT` plays seeds and keeps what they show; `--add` keeps earlier runs too.
+"""
 
 import base64
 import http.client
@@ -17,6 +20,7 @@ from typing import Any
 from inferry.durable.callback_signature import sign
 from support.callback_receiver import CallbackReceiver, Received
 from support.killed_batches import CHAT, LIMIT_S, Engine, Gateway
+from support.seed_results import KILLS, play_killed
 from support.serving import get, post
 
 JOBS = 80
@@ -62,9 +66,9 @@ class Client:
             pass
 
 
-def kill_while_jobs_run(directory: Path, seed: int, kills: int = 3) -> dict[str, int]:
+def kill_while_jobs_run(directory: Path, seed: int, kills: int = KILLS) -> dict[str, float]:
     """Run jobs through several gateways that are killed; raises AssertionError where an invariant is broken."""
-    rng = random.Random(seed)
+    rng, restarts_s = random.Random(seed), [0.0]
     with Engine() as engine, Receiver(seed) as receiver:
         gateway = Gateway(directory, engine.upstream.url, callbacks=CALLBACKS)
         try:
@@ -78,12 +82,14 @@ def kill_while_jobs_run(directory: Path, seed: int, kills: int = 3) -> dict[str,
                 gateway.popen.wait(timeout=60)
                 timer.join()
                 gateway = Gateway(directory, engine.upstream.url, callbacks=CALLBACKS)
+                restarts_s.append(gateway.start_s)
             client.create(gateway, JOBS)
             _check_jobs(gateway, client.ids)
             _check_callbacks(client.ids, receiver, base64.b64decode(secret["secret"].removeprefix("whsec_")))
             gateway.stop(signal.SIGTERM)
             _check_charges(directory / "inferry.db", client.ids)
-            return {"calls": len(engine.upstream.bodies), "callbacks": len(receiver.received)}
+            calls, callbacks = len(engine.upstream.bodies), len(receiver.received)
+            return {"jobs": JOBS, "calls": calls, "callbacks": callbacks, "longest_restart_s": max(restarts_s)}
         finally:
             if gateway.popen.poll() is None:
                 gateway.stop(signal.SIGKILL)
@@ -132,23 +138,5 @@ def _check_charges(database: Path, ids: list[str]) -> None:
     assert charged == Counter(ids), "every result is charged once"
 
 
-def main() -> int:
-    """`python -m support.killed_jobs FIRST COUNT`: seeds one after the other."""
-    import tempfile
-
-    first, count = int(sys.argv[1]), int(sys.argv[2])
-    failed = 0
-    for seed in range(first, first + count):
-        with tempfile.TemporaryDirectory() as directory:
-            try:
-                result = kill_while_jobs_run(Path(directory), seed)
-                print(f"seed {seed}: {JOBS} jobs, {result['calls']} calls, {result['callbacks']} callbacks", flush=True)
-            except (AssertionError, OSError) as error:
-                failed += 1
-                print(f"seed {seed} FAILED: {error!r}", flush=True)
-    print(f"{count - failed} of {count} seeds passed")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(play_killed("killed_jobs", kill_while_jobs_run))

@@ -1,7 +1,7 @@
 """Runs an engine at its limits in this process and prints its memory: `python -m support.memory_probe DIR OPTIONS`.
 
-OPTIONS is an EngineConfig as JSON. One sequence fills the context; then as many as run at once fill the KV cache.
-Tokens are drawn with top_p. So every part of the estimate is really used.
+OPTIONS is an EngineConfig as JSON. One sequence fills the context, and beside it as many as run at once fill the KV
+cache. Tokens are drawn with top_p. So every part of the estimate is really used.
 """
 
 import sys
@@ -55,24 +55,19 @@ def main() -> None:
     found = {"runtime": status_bytes("VmRSS")}
     model, weights = load_model(directory, context_tokens=config.context_tokens)
     found |= {"weights": tensor_bytes(weights), "load_peak": status_bytes("VmHWM"), "loaded": status_bytes("VmRSS")}
-    decoder = Decoder(model, weights, blocks=config.blocks, block_tokens=config.block_tokens)
+    decoder = Decoder(model, weights, blocks=config.cache_blocks, block_tokens=config.block_tokens)
     found["kv_cache"] = tensor_bytes(decoder._cache)
     for layer in decoder._cache:
         layer.fill_(0.0)  # every page; sequences leave a few blocks unused
-    core = EngineCore(TorchRunner(decoder, config.block_tokens), config)
-    share = config.blocks // config.max_sequences * config.block_tokens
+    core = EngineCore(TorchRunner(decoder, config.block_tokens, pads=config.pads), config)
+    others = config.max_sequences - 1
+    share = (config.blocks - core.pool.blocks_for(core.context_tokens)) // others * config.block_tokens
     # The first sequence decodes until the last one has been computed.
     tokens = core.kv_tokens // config.chunk_tokens + 4
-    lengths = [min(core.context_tokens, core.kv_tokens) - tokens] + [
-        share - config.block_tokens - tokens
-    ] * config.max_sequences
-    for key, length in enumerate(lengths):
+    for key, length in enumerate([core.context_tokens - tokens] + [share - config.block_tokens - tokens] * others):
         prompt = [(key * 7 + at) % model.vocab_size for at in range(length)]
         request = Request(key, prompt, Sampling(temperature=1.0, top_p=0.9, max_tokens=tokens, ignore_eos=True), 0)
         assert core.add(request) is None
-        if key == 0:
-            while core.has_work:
-                core.step()
     most = 0
     while core.has_work:
         most = max(most, len(core.step().tokens))

@@ -15,8 +15,9 @@ from inferry.domain.callers import Caller
 from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES
-from inferry.domain.ports import Worker
+from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.tenants import Tenant
+from inferry.ingress.late_tokens import lacks_tokens, tokenized
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.workers.remote.owner_link import OwnerAddress, OwnerLink
@@ -40,6 +41,12 @@ class TestOwner:
 
     def caller(self, tenant: str, key_id: str | None) -> Caller:
         return Caller(self._tenants.get(tenant) or Tenant(name=tenant))
+
+    def lacks_tokens(self, job: InferenceJob) -> bool:
+        return lacks_tokens(job, self._gateway.models)
+
+    async def tokenized(self, job: InferenceJob) -> InferenceJob:
+        return await tokenized(job, self._gateway.models)
 
     def traced(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> InferenceJob:
         return job
@@ -73,7 +80,10 @@ class RunningOwner:
 
 @asynccontextmanager
 async def running_owner(
-    workers: Sequence[Worker], path: Path, tenants: Mapping[str, Tenant] | None = None
+    workers: Sequence[Worker],
+    path: Path,
+    tenants: Mapping[str, Tenant] | None = None,
+    tokenizers: dict[str, Tokenizer] | None = None,
 ) -> AsyncIterator[RunningOwner]:
     clock, ledger = SystemClock(), ListLedger()
     gateway = make_gateway(
@@ -82,6 +92,7 @@ async def running_owner(
         recorder=Recorder(ledger, flush_interval_s=0.001),
         metrics=Metrics(["m"], [worker.name for worker in workers]),
         clock=clock,
+        tokenizers=tokenizers,
     )
     gateway.start()
     owner = RunningOwner(gateway, ledger, path, tenants)

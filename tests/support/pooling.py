@@ -1,8 +1,8 @@
-"""Pooled jobs, and a server that embeds and scores like vLLM."""
+"""Pooled jobs, and a server that embeds, scores and classifies like vLLM."""
 
 import base64
 import struct
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 from aiohttp import web
@@ -17,6 +17,11 @@ from inferry.domain.values import replace
 from support.builders import a_job
 from support.upstream import Upstream
 
+_APIS: dict[Task, Literal["embeddings", "score", "classify"]] = {
+    Task.EMBED: "embeddings",
+    Task.SCORE: "score",
+    Task.CLASSIFY: "classify",
+}
 REFUSED = "refused"
 """The server refuses every request with this input."""
 
@@ -29,6 +34,16 @@ def vector_of(text: Any) -> list[float]:
 
 def score_of(a: str, b: str) -> float:
     return crc32(f"{a}|{b}".encode()) % 1000 / 1000
+
+
+def probs_of(text: Any) -> list[float]:
+    first = crc32(str(text).encode()) % 64 / 64
+    return [first, 1 - first]
+
+
+def label_of(text: Any) -> str:
+    first, second = probs_of(text)
+    return "low" if first >= second else "high"
 
 
 def tokens_of(text: Any) -> int:
@@ -49,7 +64,9 @@ async def pools(up: Upstream, request: web.Request, body: dict[str, Any]) -> web
         if REFUSED in inputs:
             return web.json_response({"error": {"message": "refused", "type": "BadRequestError"}}, status=400)
         data = [
-            {"index": index, "object": "embedding", "embedding": _encoded(vector_of(one), body)}
+            {"index": index, "label": label_of(one), "probs": probs_of(one), "num_classes": 2}
+            if request.path == "/classify"
+            else {"index": index, "object": "embedding", "embedding": _encoded(vector_of(one), body)}
             for index, one in enumerate(inputs)
         ]
         tokens = sum(tokens_of(one) for one in inputs)
@@ -70,6 +87,10 @@ def an_embedding(job_id: str, *inputs: Any, tenant: str = "a", group: str | None
     return _pooled(job_id, Task.EMBED, {"input": list(inputs)}, len(inputs), tenant, group, **more)
 
 
+def a_classification(job_id: str, *inputs: Any) -> InferenceJob:
+    return _pooled(job_id, Task.CLASSIFY, {"input": list(inputs)}, len(inputs), "a", None)
+
+
 def a_score(job_id: str, first: list[str], second: list[str], tenant: str = "a") -> InferenceJob:
     return _pooled(job_id, Task.SCORE, {"text_1": first, "text_2": second}, len(second), tenant, None)
 
@@ -87,7 +108,7 @@ def _pooled(
         footprint=Footprint(Estimate.exactly(tokens), none, none),
         token_budget=0,
         payload=Payload(
-            api="embeddings" if task is Task.EMBED else "score",
+            api=_APIS[task],
             body=json.encode({"model": "m", **lists, **more}),
             sampling=Sampling(temperature=0.0, max_tokens=0),
             output_limit=0,
@@ -98,7 +119,7 @@ def _pooled(
 
 
 def answers(items: list[Item]) -> dict[str, list[Any]]:
-    """The results by job: vectors or scores."""
+    """The results by job: vectors, scores or classifications."""
     found: dict[str, list[Any]] = {}
     for item in items:
         if isinstance(item, Delta):

@@ -29,9 +29,9 @@ def embedding_model(directory: Path, *, pooling: str = "mean_tokens") -> Path:
     return directory
 
 
-def scoring_model(directory: Path, labels: int = 1) -> Path:
-    """The random model with a classification head instead of its own."""
-    weights = _copy(directory, "LlamaForSequenceClassification", num_labels=labels)
+def scoring_model(directory: Path, labels: int = 1, **more: object) -> Path:
+    """The random model with a classification head instead of its own. `more` are fields of its configuration."""
+    weights = _copy(directory, "LlamaForSequenceClassification", num_labels=labels, **more)
     del weights["lm_head.weight"]
     generator = torch.Generator().manual_seed(7)
     weights["score.weight"] = torch.randn(labels, 256, generator=generator) * 0.05

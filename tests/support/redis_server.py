@@ -1,6 +1,5 @@
 """A private Redis server for tests, on a Unix socket. `make test` installs it (scripts/install_redis.sh)."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -54,15 +53,19 @@ class RedisServer:
         self._process.kill()
         self._process.wait()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def restart(self) -> None:
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
 
     def client(self) -> "redis.Redis":
         return redis.Redis.from_url(self.url)

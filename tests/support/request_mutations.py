@@ -1,6 +1,7 @@
 """HTTP requests with one part broken: lengths, chunks, headers, targets, bodies, first lines."""
 
 import json
+from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -22,12 +23,17 @@ class Sent(NamedTuple):
         return b"\r\n".join([*lines, b"", b""]) + self.body
 
 
-def valid(rng: Random, key: str, admin_key: str) -> Sent:
-    """One of what clients really send."""
+Attempt = tuple[str, str, Any]
+"""Method, target and body of a request."""
+
+
+def valid(rng: Random, key: str, admin_key: str, attempts: Sequence[Attempt] = ()) -> Sent:
+    """One of what clients really send, or one of `attempts`."""
     message = {"role": "user", "content": rng.choice(["hi", "x" * 300, "é\U0001f600", ""])}
     chat = {"model": "m", "messages": [message], "max_tokens": 3}
     method, target, body = rng.choice(
         [
+            *attempts,
             *_of_other_apis(chat),
             ("POST", "/v1/chat/completions", chat),
             ("POST", "/v1/chat/completions", chat),
@@ -72,7 +78,7 @@ UPLOAD = (
 )
 
 
-def _of_other_apis(chat: dict[str, Any]) -> list[tuple[str, str, Any]]:
+def _of_other_apis(chat: dict[str, Any]) -> list[Attempt]:
     """Requests of Messages, Responses, files, batches, async jobs and pooled tasks."""
     message = {**chat, "stop_sequences": ["b"], "system": "be brief"}
     prefilled = {**chat, "messages": [*chat["messages"], {"role": "assistant", "content": "So"}]}
@@ -98,6 +104,7 @@ def _of_other_apis(chat: dict[str, Any]) -> list[tuple[str, str, Any]]:
         ("POST", "/v1/jobs", {"endpoint": "/v1/completions", "body": {"model": "m", "prompt": "a"}}),
         ("GET", "/v1/jobs/none/deliveries", None),
         ("POST", "/v1/embeddings", {"model": "m", "input": ["a", "b"]}),
+        ("POST", "/v1/classify", {"model": "m", "input": ["a", "b"]}),
         ("POST", "/v1/rerank", {"model": "m", "query": "a", "documents": ["b"]}),
         ("POST", "/v1/score", {"model": "m", "text_1": "a", "text_2": ["b"]}),
     ]
@@ -210,69 +217,22 @@ def header_lines(rng: Random, sent: Sent) -> Sent:
     return sent._replace(headers=headers)
 
 
+_IDS = (
+    *(b"%00", b"%0d%0ax-injected:%201", b"%2e%2e%2fadmin%2fkeys", b"..%2f..", b"%252e", b"%zz", b"%"),
+    *(b"%c0%af", b"%ff", b"%ed%a0%80", b"\xc3\xa9", b"a" * 9000, b"theirs%00", b"theirs/", b"theirs//"),
+    *(b"theirs;x", b"Theirs", b"%74heirs", b".", b"mine/finish/finish", b"mine%2ffinish"),
+    *(b"%F0%9F%98%80", b"\\..\\x", b"'%20or%201=1--", b"*", b"mine?steps=999999999999"),
+)
+_QUERIES = (
+    *(b"?", b"?limit=-1", b"?limit=0", b"?limit=201", b"?limit=%00", b"?limit=1&limit=2"),
+    *(b"?cursor=AAAA", b"?cursor=bnVsbA==", b"?cursor=MWUzMDk=", b"?cursor=LTFlMzA4", b"?since=1e9"),
+    *(b"?since=999999999999.999999999", b"?since=%d9%a3", b"?&&&==&=", b"?a[]=1", b"?status=IDLE"),
+    *(b"?parent=%27", b"?wait_ms=10001", b"?wait_ms=0", b"?" + b"a=b&" * 2000, b"?\xff\xfe", b"?%ff=%fe"),
+    *(b"#frag", b"?steps=1001"),
+)
+
+
 def targets(rng: Random, sent: Sent) -> Sent:
-    ids = [
-        b"%00",
-        b"%0d%0ax-injected:%201",
-        b"%2e%2e%2fadmin%2fkeys",
-        b"..%2f..",
-        b"%252e",
-        b"%zz",
-        b"%",
-        b"%c0%af",
-        b"%ff",
-    ]
-    ids += [
-        b"%ed%a0%80",
-        b"\xc3\xa9",
-        b"a" * 9000,
-        b"theirs%00",
-        b"theirs/",
-        b"theirs//",
-        b"theirs;x",
-        b"Theirs",
-        b"%74heirs",
-        b".",
-    ]
-    ids += [
-        b"mine/finish/finish",
-        b"mine%2ffinish",
-        b"%F0%9F%98%80",
-        b"\\..\\x",
-        b"'%20or%201=1--",
-        b"*",
-        b"mine?steps=999999999999",
-    ]
-    queries = [
-        b"?",
-        b"?limit=-1",
-        b"?limit=0",
-        b"?limit=201",
-        b"?limit=%00",
-        b"?limit=1&limit=2",
-        b"?cursor=AAAA",
-        b"?cursor=bnVsbA==",
-    ]
-    queries += [
-        b"?cursor=MWUzMDk=",
-        b"?cursor=LTFlMzA4",
-        b"?since=1e9",
-        b"?since=999999999999.999999999",
-        b"?since=%d9%a3",
-        b"?&&&==&=",
-        b"?a[]=1",
-    ]
-    queries += [
-        b"?status=IDLE",
-        b"?parent=%27",
-        b"?wait_ms=10001",
-        b"?wait_ms=0",
-        b"?" + b"a=b&" * 2000,
-        b"?\xff\xfe",
-        b"?%ff=%fe",
-        b"#frag",
-        b"?steps=1001",
-    ]
     # Whose key it has says which paths it gets deeper into.
     is_admin = sent.target.startswith(b"/admin")
     own = (
@@ -280,7 +240,7 @@ def targets(rng: Random, sent: Sent) -> Sent:
         if is_admin
         else [b"/v1/runs", b"/v1/runs", b"/v1/models"]
     )
-    some = rng.choice(ids)
+    some = rng.choice(_IDS)
     tail = rng.choice([b"", b"", b"/finish", b"/rotate", b"/drain", b"/readmit"])
     odd = [b"//v1/models", b"/v1/../admin/keys", b"/V1/models", b"/v1/runs%2f" + some, b"/admin", b"/%61dmin/keys"]
     odd += [
@@ -295,8 +255,8 @@ def targets(rng: Random, sent: Sent) -> Sent:
     ]
     generate = [
         b"%b/%b%b" % (rng.choice(own), some, tail),
-        b"%b/%b%b" % (rng.choice(own), some, rng.choice(queries)),
-        rng.choice([*own, sent.target]) + rng.choice(queries),
+        b"%b/%b%b" % (rng.choice(own), some, rng.choice(_QUERIES)),
+        rng.choice([*own, sent.target]) + rng.choice(_QUERIES),
         rng.choice(odd),
     ]
     method = rng.choice([sent.method, sent.method, b"GET", b"DELETE", b"POST", b"PUT"])

@@ -32,6 +32,7 @@ class ScriptedWorker:
         pads: bool = False,
         can_resume: bool = False,
         pause_s: float = 0.0,
+        precision: str | None = None,
     ) -> None:
         self._name = name
         self.pause_s = pause_s
@@ -49,6 +50,7 @@ class ScriptedWorker:
         self._context_tokens = context_tokens
         self._pads = pads
         self._can_resume = can_resume
+        self._precision = precision
         self._running: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -72,6 +74,7 @@ class ScriptedWorker:
             phase=self.phase,
             capacity=self.capacity,
             pads=self._pads,
+            precision=self._precision,
             load=Load(running=len(self._running)),
             observed_at=self._clock.now(),
         )

@@ -1,7 +1,6 @@
-"""Clients that call a gateway without a pause and retry nothing: every failure is kept."""
+"""Clients that call a gateway without a pause. Every failure is kept."""
 
 import http.client
-import itertools
 import json
 import threading
 from typing import Any
@@ -10,21 +9,31 @@ from support.several_processes import Answered, a_body, expected_text
 from support.waiting import until
 
 TOKENS = 30
+RETRY_S = 0.2
+
+
+class NoAnswer(Exception):
+    """The call is to be made again."""
 
 
 class SteadyClients:
     """A context manager. Half of the clients keep their connection, the others make one for each call.
 
-    `ports` are those of the gateways that a load balancer would choose from; it may change. Every client alternates
-    between streamed and whole answers, and compares them with those of an undisturbed engine.
+    `ports` are those of the gateways that a load balancer would choose from; it may change, and be empty for a time.
+    Every client alternates between streamed and whole answers, and compares them with those of an undisturbed engine.
+    With `retries` a call that has no answer, or 503, is made again, as SDKs do; an answer that breaks off is a failure
+    all the same.
     """
 
-    def __init__(self, ports: list[int], clients: int = 8, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, ports: list[int], clients: int = 8, headers: dict[str, str] | None = None, *, retries: bool = False
+    ) -> None:
         self.failures: list[str] = []
         self.processes: set[str] = set()
         self.reused = 0
         self._ports = ports
         self._headers = headers or {}
+        self._retries = retries
         self._counts = [0] * clients
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._call_on, args=(number,)) for number in range(clients)]
@@ -50,19 +59,27 @@ class SteadyClients:
     def _call_on(self, number: int) -> None:
         keeps = number % 2 == 0
         connection: http.client.HTTPConnection | None = None
-        for call in itertools.count():
-            if self._stop.is_set():
-                break
+        call = 0
+        while not self._stop.is_set():
             if connection is None:
-                port = self._ports[(number + call) % len(self._ports)]
+                if not (ports := tuple(self._ports)):
+                    self._stop.wait(RETRY_S)
+                    continue
+                port = ports[(number + call) % len(ports)]
                 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
             body = a_body(number * 100 + call % 100, TOKENS, stream=call % 2 == 0)
             try:
                 self._check(connection, body)
+            except NoAnswer:
+                connection.close()
+                connection = None
+                self._stop.wait(RETRY_S)
+                continue
             except Exception as error:
                 self.failures.append(f"client {number}, call {call}: {error!r}")
                 break
             self._counts[number] += 1
+            call += 1
             if not keeps or connection.sock is None:
                 connection.close()
                 connection = None
@@ -71,11 +88,16 @@ class SteadyClients:
 
     def _check(self, connection: http.client.HTTPConnection, body: dict[str, Any]) -> None:
         self.reused += connection.sock is not None
-        connection.request("POST", "/v1/completions", json.dumps(body), self._headers)
-        response = connection.getresponse()
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(body), self._headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswer if self._retries else error from None
         answered = Answered()
         answered.body = response.read()
         answered.headers = {name.lower(): value for name, value in response.getheaders()}
+        if response.status == 503 and self._retries:
+            raise NoAnswer
         assert response.status == 200, (response.status, answered.body)
         if body["stream"]:
             assert answered.body.endswith(b"data: [DONE]\n\n"), answered.body[-300:]

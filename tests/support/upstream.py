@@ -36,6 +36,10 @@ def event(value: Any) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+NO_CHAT_TEMPLATE = (
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "
+    "tokenizer does not define one."
+)
 
 
 class Upstream:
@@ -49,6 +53,7 @@ class Upstream:
         self.returns_token_ids = True
         self.shows_metrics = True
         self.takes_images = True
+        self.has_chat_template = True
         self.metrics_page: str | None = None
         self.foreign = 0
         self.running: set[str] = set()
@@ -83,6 +88,7 @@ class Upstream:
         app.router.add_post("/v1/completions", self._call)
         app.router.add_post("/v1/embeddings", self._pool)
         app.router.add_post("/v1/score", self._pool)
+        app.router.add_post("/classify", self._pool)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -127,13 +133,13 @@ class Upstream:
         if not self.generates:
             return web.Response(status=404)
         body = await request.json()
+        if "messages" in body and not self.has_chat_template:
+            return _bad_request(NO_CHAT_TEMPLATE)
         if body.get("priority") and not self.accepts_priorities:
-            error = {"message": "priority scheduling is not enabled", "type": "BadRequestError", "code": 400}
-            return web.json_response({"error": error}, status=400)
+            return _bad_request("priority scheduling is not enabled")
         is_probe = body.get("max_tokens") == 1 and "ping" in json.dumps(body)
         if is_probe and not self.takes_images and "image_url" in json.dumps(body):
-            error = {"message": "m is not a multimodal model", "type": "BadRequestError", "code": 400}
-            return web.json_response({"error": error}, status=400)
+            return _bad_request("m is not a multimodal model")
         if is_probe:
             return await well_behaved(self, request, body) if body.get("stream") else self._answer_probe(body)
         self.bodies.append(body)
@@ -169,7 +175,10 @@ class Upstream:
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         if self.tokenize is None:
             return web.Response(status=404)
-        return web.json_response({"count": self.tokenize(await request.json()), "max_model_len": 4096, "tokens": []})
+        body = await request.json()
+        if "messages" in body and not self.has_chat_template:
+            return _bad_request(NO_CHAT_TEMPLATE)
+        return web.json_response({"count": self.tokenize(body), "max_model_len": 4096, "tokens": []})
 
     async def _abort(self, request: web.Request) -> web.Response:
         """As vLLM does: it counts the ids sent, whether there are such requests or not."""
@@ -181,6 +190,11 @@ class Upstream:
             if engine_id in self.aborted:
                 self.aborted[engine_id].set()
         return web.json_response({"status": "aborted", "aborted": len(ids)})
+
+
+def _bad_request(message: str) -> web.Response:
+    error = {"message": message, "type": "BadRequestError", "code": 400}
+    return web.json_response({"error": error}, status=400)
 
 
 def engine_id_of(request: web.Request) -> str:

@@ -1,7 +1,7 @@
 """A gateway in virtual time, before workers that freeze, die and come back as a test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,9 +9,9 @@ from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import HealthPolicy
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.lanes import DEFAULT_LANES
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan
-from inferry.domain.ports import Emit
+from inferry.domain.ports import Emit, Worker
 from inferry.domain.streams import Failed
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, Phase, WorkerView
@@ -62,7 +62,9 @@ class FreezingWorker(ScriptedWorker):
 
 
 class VirtualGateway:
-    def __init__(self, workers: Sequence[ScriptedWorker], health: HealthPolicy) -> None:
+    def __init__(
+        self, workers: Sequence[Worker], health: HealthPolicy, lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES
+    ) -> None:
         self.clock = LoopClock()
         self.workers = workers
         self.pool = Pool(workers, self.clock, health=health)
@@ -70,7 +72,7 @@ class VirtualGateway:
         self.metrics = Metrics(["m"], [worker.name for worker in workers])
         self.metrics.workers.health = self.pool.health
         self.gateway = make_gateway(
-            lanes=DEFAULT_LANES, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
+            lanes=lanes, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
         )
 
     def submit(self, **fields: Any) -> JobStream:
@@ -79,7 +81,7 @@ class VirtualGateway:
     def job(self, **fields: Any) -> InferenceJob:
         return a_job(at=self.clock.now(), **fields)
 
-    def phase(self, worker: ScriptedWorker) -> Phase:
+    def phase(self, worker: Worker) -> Phase:
         return self.pool.view(worker.name).phase
 
     def metric(self, line: str) -> float:
@@ -92,9 +94,11 @@ class VirtualGateway:
 
 
 @asynccontextmanager
-async def a_virtual_gateway(*workers: ScriptedWorker, **health: Any) -> AsyncIterator[VirtualGateway]:
+async def a_virtual_gateway(
+    *workers: Worker, lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES, **health: Any
+) -> AsyncIterator[VirtualGateway]:
     """`health` are fields of the policy."""
-    env = VirtualGateway(workers, HealthPolicy(**health))
+    env = VirtualGateway(workers, HealthPolicy(**health), lanes)
     env.gateway.start()
     await env.until(lambda: all(env.phase(worker) is Phase.READY for worker in workers))
     try:

@@ -30,11 +30,17 @@ class VirtualNetLoop(VirtualTimeLoop):
         self._ports = itertools.count(20_000)
 
     async def create_server(  # type: ignore[override]
-        self, protocol_factory: Any, host: Any = None, port: int | None = None, **options: Any
+        self,
+        protocol_factory: Any,
+        host: Any = None,
+        port: int | None = None,
+        sock: socket.socket | None = None,
+        **options: Any,
     ) -> "_Listening":
-        port = port or next(self._ports)
+        # Of a socket only its number is used.
+        port = port or (0 if sock is None else sock.getsockname()[1]) or next(self._ports)
         self._factories[port] = protocol_factory
-        return _Listening(port, self._factories)
+        return _Listening(port, self._factories, sock)
 
     async def create_connection(
         self, protocol_factory: Any, host: Any = None, port: int | None = None, **options: Any
@@ -50,8 +56,8 @@ class VirtualNetLoop(VirtualTimeLoop):
 class _Listening:
     """As much of an `asyncio.Server` as its users need."""
 
-    def __init__(self, port: int, factories: dict[int, Any]) -> None:
-        self._port, self._factories = port, factories
+    def __init__(self, port: int, factories: dict[int, Any], sock: socket.socket | None) -> None:
+        self._port, self._factories, self._sock = port, factories, sock
 
     @property
     def sockets(self) -> tuple["_Listening"]:
@@ -65,6 +71,8 @@ class _Listening:
 
     def close(self) -> None:
         self._factories.pop(self._port, None)
+        if self._sock is not None:
+            self._sock.close()
 
     async def wait_closed(self) -> None: ...
 

@@ -5,6 +5,8 @@ The pages of the reference have the same rows, and a test compares them. Everyth
 
 from typing import Any, NamedTuple
 
+_TAGS = "reasoning in a whole answer, if the model writes the first tag itself and the prompt has reasoning"
+
 
 class Difference(NamedTuple):
     """`fields` are left out of the comparison wherever they are; `inferry` and `vllm` say what each of them writes."""
@@ -17,6 +19,12 @@ class Difference(NamedTuple):
 
 MESSAGES = (
     Difference("`id`", "`msg_` and the id of the job", "`chatcmpl-` and a random number", frozenset({"id"})),
+    Difference(
+        "`signature` of thinking",
+        "the id of the job; empty in `content_block_start`",
+        "a random number; absent in `content_block_start`",
+        frozenset({"signature"}),
+    ),
     Difference("`usage.service_tier`", "the lane", "absent", frozenset({"service_tier"})),
     Difference("`stop_sequence` of a whole answer where none matched", "null", "absent"),
     Difference(
@@ -30,6 +38,7 @@ MESSAGES = (
         "without effect",
         "a limit; an error where the server has no reasoning parser",
     ),
+    Difference(_TAGS, "as vLLM streams it: tags in the text", "apart from the text"),
 )
 RESPONSES = (
     Difference("ids of responses and items", "the id of the job", "random numbers", frozenset({"id", "item_id"})),
@@ -50,6 +59,13 @@ RESPONSES = (
         "written again from the parsed JSON",
     ),
     Difference("`name` in `response.function_call_arguments.done`", "absent, as in OpenAI's SDK", "present"),
+    Difference(
+        "`previous_response_id`: function calls and reasoning of the responses before",
+        "part of the prompt",
+        "left out of the prompt",
+    ),
+    Difference(_TAGS, "as vLLM streams it: tags in the text", "apart from the text"),
+    Difference("`content` of reasoning in `response.output_item.added`", "an empty list, as in messages", "null"),
     Difference("`tool_choice` without tools", "`auto`", "`none`"),
     Difference("`service_tier`", "that of the lane", "`auto`", frozenset({"service_tier"})),
     Difference(

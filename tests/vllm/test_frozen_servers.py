@@ -26,8 +26,8 @@ CALLS = 48
 FROZEN_S = 60.0
 """How long a server stays frozen: a call that waited for it shows."""
 NOTICED_S = 5.0
-SLACK_S = 10.0
-"""Beyond what it takes when nothing is frozen. Generous: these machines are shared."""
+SLACK_S = 2.0
+"""Beyond what it takes when nothing is frozen."""
 FIXED = {"capacity": "fixed"}
 
 
@@ -175,8 +175,9 @@ def test_a_cancelled_run_reports_what_a_frozen_server_has_not_confirmed(
         print(report)
         statuses = [call.result(timeout=60) for call in calls]
         assert set(statuses) <= {200, 409}
-        # The server that lives may have ended some meanwhile.
-        assert report["queued"] + report["running"] == statuses.count(409)
+        # The server that lives may have ended some meanwhile, also of those that were lost at the frozen one.
+        cancelled = report["queued"] + report["running"]
+        assert cancelled >= statuses.count(409) if wait_s else cancelled == statuses.count(409)
         assert report["freed"] + report["unconfirmed"] == report["running"]
         if wait_s:
             assert report["unconfirmed"] >= 1, "the frozen server may hold what was lost there"

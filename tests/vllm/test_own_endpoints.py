@@ -4,21 +4,28 @@ Sampling is greedy in float32, so texts are equal. Answers that call tools are f
 weights.
 """
 
-import http.client
 import json
 import shutil
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
-from openai.types.responses import Response, ResponseStreamEvent
 
 from support.gateway_process import GatewayProcess
-from support.serving import post
-from support.vllm_differences import MESSAGES, RESPONSES, without
+from support.own_endpoints import (
+    HELLO,
+    ask,
+    events,
+    joined,
+    message,
+    message_events,
+    messages_body,
+    response,
+    response_events,
+    responses_body,
+)
+from support.serving import get, post
 from support.vllm_server import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -29,7 +36,6 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
-HELLO = {"role": "user", "content": "hello there"}
 LOOKUP = {"name": "lookup", "input_schema": CITY, "strict": True}
 ONE = {"disable_parallel_tool_use": True}
 CALLED = {"type": "tool_use", "id": "call-1", "name": "lookup", "input": {"city": "Oslo"}}
@@ -89,16 +95,6 @@ RESPONSE_CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def models_of(union: Any) -> dict[str, Any]:
-    """The SDK's models of events, by their types."""
-    models = typing.get_args(typing.get_args(union)[0])
-    return {name: model for model in models for name in typing.get_args(model.model_fields["type"].annotation)}
-
-
-MESSAGE_EVENTS = models_of(RawMessageStreamEvent)
-RESPONSE_EVENTS = models_of(ResponseStreamEvent)
-
-
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     scratch = tmp_path_factory.mktemp("own")
@@ -108,7 +104,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vl
     # vLLM's Responses API adds the tokenizer's own BOS to that of the chat template. Without one, prompts are equal.
     tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), "post_processor": None}))
     tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details")
-    with VllmServer(copy, scratch / "vllm.log", *tools) as server:
+    with VllmServer(copy, scratch / "vllm.log", *tools, VLLM_ENABLE_RESPONSES_API_STORE="1") as server:
         yield server
 
 
@@ -119,69 +115,7 @@ def gateway(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield gateway
 
 
-def ask(url: str, path: str, body: dict[str, Any]) -> Any:
-    status, _, answer = post(url, path, body)
-    assert status == 200, answer
-    return answer
-
-
-def events(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream, whose names are their types."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
-    try:
-        body = {**body, "stream": True}
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        response = connection.getresponse()
-        text = response.read().decode()
-        assert response.status == 200, text
-    finally:
-        connection.close()
-    found = []
-    for block in text.split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
-        if lines and lines["data"] != "[DONE]":
-            found.append(json.loads(lines["data"]))
-            assert lines["event"] == found[-1]["type"]
-    return found
-
-
-def joined(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events with consecutive pieces of one text joined: where they are cut depends on when they were read."""
-    found: list[dict[str, Any]] = []
-    for event in stream:
-        event = {key: value for key, value in event.items() if key != "sequence_number"}
-        last = found[-1] if found else {}
-        if not event["type"].endswith("delta") or event["type"] == "message_delta" or last.get("type") != event["type"]:
-            found.append(event)
-            continue
-        if isinstance(event["delta"], str):
-            last["delta"] += event["delta"]
-        else:
-            for key, value in event["delta"].items():
-                if key != "type":
-                    last["delta"][key] += value
-    return found
-
-
 # -- Messages ----------------------------------------------------------------------------------------------------------
-
-
-def messages_body(fields: dict[str, Any]) -> dict[str, Any]:
-    return {"model": "m", "max_tokens": 12, "temperature": 0, "messages": [HELLO], **fields}
-
-
-def message(answer: dict[str, Any]) -> Any:
-    """A message that Anthropic's SDK accepts, without what differs. The ids of tool calls are drawn."""
-    Message.model_validate(answer)
-    return without({"stop_sequence": None, **answer}, MESSAGES)
-
-
-def message_events(stream: list[dict[str, Any]]) -> Any:
-    for event in stream:
-        MESSAGE_EVENTS[event["type"]].model_validate(event)
-    found = without(joined(stream), MESSAGES)
-    del found[0]["message"]["usage"]
-    return found
 
 
 @pytest.mark.parametrize("fields", MESSAGE_CASES.values(), ids=MESSAGE_CASES)
@@ -239,50 +173,6 @@ def test_tokens_are_counted_as_vllm_counts(server: VllmServer, gateway: GatewayP
 # -- Responses ---------------------------------------------------------------------------------------------------------
 
 
-def responses_body(fields: dict[str, Any]) -> dict[str, Any]:
-    return {"model": "m", "max_output_tokens": 12, "temperature": 0, "input": "hello there", **fields}
-
-
-def response(answer: dict[str, Any]) -> Any:
-    """A response that OpenAI's SDK accepts, without what differs."""
-    Response.model_validate(answer)
-    text = answer.pop("text")
-    found = without(answer, RESPONSES)
-    if text is not None and text["format"]["type"] != "text":
-        found["format"] = without(text["format"], RESPONSES)
-    if not found["tools"]:
-        del found["tool_choice"]
-    del found["created_at"]
-    found["output"] = [item(one) for one in found["output"]]
-    return found
-
-
-def item(found: dict[str, Any]) -> dict[str, Any]:
-    """An item without the ids that are drawn, its arguments parsed."""
-    found = {key: value for key, value in found.items() if key not in ("id", "call_id", "status")}
-    if found.get("arguments"):
-        found["arguments"] = json.loads(found["arguments"])
-    return found
-
-
-def response_events(stream: list[dict[str, Any]]) -> Any:
-    numbers = [event["sequence_number"] for event in stream]
-    assert numbers == list(range(len(stream)))
-    found = []
-    for event in joined(stream):
-        RESPONSE_EVENTS[event["type"]].model_validate({**event, "sequence_number": 0})
-        if "response" in event:
-            whole = response(event["response"])
-            is_last = whole["status"] != "in_progress"
-            event = {"type": "the last" if is_last else event["type"], "response": whole}
-        elif event["type"] == "response.function_call_arguments.done":
-            event.pop("name", None)
-        elif "item" in event:
-            event = without(event, RESPONSES) | {"item": item(without(event["item"], RESPONSES))}
-        found.append(without(event, RESPONSES))
-    return found
-
-
 @pytest.mark.parametrize("fields", RESPONSE_CASES.values(), ids=RESPONSE_CASES)
 def test_a_whole_response_is_vllms_own(server: VllmServer, gateway: GatewayProcess, fields: dict[str, Any]) -> None:
     body = responses_body(fields)
@@ -296,3 +186,67 @@ def test_the_events_of_a_response_are_vllms_own(
     body = responses_body(fields)
     through, direct = (response_events(events(one.url, "/v1/responses", body)) for one in (gateway, server))
     assert through == direct
+
+
+# -- stored responses --------------------------------------------------------------------------------------------------
+
+FOLLOWING_CASES: dict[str, list[dict[str, Any]]] = {
+    "text": [{}, {"input": "and now"}],
+    "three turns": [{}, {"input": "and now"}, {"input": [HELLO]}],
+    "instructions of the first": [{"instructions": "You are."}, {"input": "and now"}],
+    "instructions of the second": [{}, {"instructions": "You are.", "input": "and now"}],
+    "instructions of both": [{"instructions": "You are."}, {"instructions": "You were.", "input": "and now"}],
+    "messages": [{"input": [HELLO, {"role": "assistant", "content": "hm"}, HELLO]}, {"input": [HELLO]}],
+    "not stored": [{}, {"input": "and now", "store": False}],
+}
+
+
+def turns(url: str, cases: list[dict[str, Any]], *, streams: bool) -> Any:
+    """The answers of a conversation, each of which follows on the one before. Ids of answers are drawn."""
+    found, previous = [], None
+    for fields in cases:
+        body = responses_body({**fields, "previous_response_id": previous})
+        if streams:
+            stream = events(url, "/v1/responses", body)
+            previous = stream[-1]["response"]["id"]
+            found.append(response_events(stream))
+        else:
+            answer = ask(url, "/v1/responses", body)
+            previous = answer["id"]
+            found.append(response(answer))
+    return found
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("cases", FOLLOWING_CASES.values(), ids=FOLLOWING_CASES)
+def test_a_response_that_follows_on_another_is_vllms_own(
+    server: VllmServer, gateway: GatewayProcess, cases: list[dict[str, Any]], streams: bool
+) -> None:
+    assert turns(gateway.url, cases, streams=streams) == turns(server.url, cases, streams=streams)
+
+
+def test_function_calls_of_the_response_before_are_part_of_the_prompt(
+    server: VllmServer, gateway: GatewayProcess
+) -> None:
+    """vLLM leaves them out, so it gets the whole conversation."""
+    first = ask(gateway.url, "/v1/responses", responses_body(RESPONSE_CASES["named tool"]))
+    called = {key: first["output"][0][key] for key in ("type", "call_id", "name", "arguments")}
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "rain"}
+    fields = {"input": [result], "tools": [FUNCTION], "previous_response_id": first["id"]}
+    through = ask(gateway.url, "/v1/responses", responses_body(fields))
+    direct = ask(server.url, "/v1/responses", responses_body({"input": [HELLO, called, result], "tools": [FUNCTION]}))
+    assert through["output"][0]["content"][0]["text"] == direct["output"][0]["content"][0]["text"]
+    assert through["usage"]["input_tokens"] == direct["usage"]["input_tokens"]
+
+
+def test_a_response_that_follows_on_none_is_not_found(server: VllmServer, gateway: GatewayProcess) -> None:
+    body = responses_body({"previous_response_id": "resp_unknown"})
+    assert [post(one.url, "/v1/responses", body)[0] for one in (gateway, server)] == [404, 404]
+
+
+def test_a_stored_response_is_answered_again_as_vllm_does(server: VllmServer, gateway: GatewayProcess) -> None:
+    for one in (gateway, server):
+        answer = ask(one.url, "/v1/responses", responses_body({}))
+        status, _, page = get(one.url, f"/v1/responses/{answer['id']}")
+        assert status == 200
+        assert response(page) == response(answer)

@@ -1,4 +1,4 @@
-"""Embeddings and scores by real vLLM servers: equal to the server's own, and one request for many calls."""
+"""The pooled APIs by real vLLM servers: equal to the server's own, and one request for many calls."""
 
 import asyncio
 import http.client
@@ -33,6 +33,10 @@ class PoolingServer(VllmServer):
             return connection.getresponse().status
         finally:
             connection.close()
+
+
+class ClassifyingServer(PoolingServer):
+    path = "/classify"
 
 
 class ScoringServer(PoolingServer):
@@ -112,7 +116,7 @@ def test_scores_by_similarity_are_those_of_the_server(gateway: GatewayProcess, e
 def test_a_cross_encoder_scores_and_reranks_as_the_server_does(scores: VllmServer, tmp_path: Path) -> None:
     worker = {"kind": "vllm", "name": "up", "url": scores.url}
     with GatewayProcess(tmp_path / "gateway", {"workers": [worker]}) as gateway:
-        assert get(gateway.url, "/v1/models")[2]["data"][0]["tasks"] == ["score"]
+        assert get(gateway.url, "/v1/models")[2]["data"][0]["tasks"] == ["classify", "score"]
         pairs = {"text_1": TEXTS[:2], "text_2": TEXTS[2:]}
         own, ours = (asked(url, "/v1/score", **pairs) for url in (scores.url, gateway.url))
         assert [one["score"] for one in ours["data"]] == pytest.approx([one["score"] for one in own["data"]], abs=1e-5)
@@ -133,3 +137,21 @@ def test_the_embedded_engine_scores_as_vllm_does(scores: VllmServer, tmp_path: P
         own, ours = (asked(url, "/v1/score", **pairs) for url in (scores.url, gateway.url))
         assert [one["score"] for one in ours["data"]] == pytest.approx([one["score"] for one in own["data"]], abs=1e-4)
         assert ours["usage"]["prompt_tokens"] == own["usage"]["prompt_tokens"]
+
+
+def test_classifications_are_those_of_the_server_and_of_the_embedded_engine(tmp_path: Path) -> None:
+    model = scoring_model(tmp_path / "model", labels=3, id2label={"0": "bug", "1": "praise", "2": "question"})
+    with ClassifyingServer(model, tmp_path / "server.log", "--runner", "pooling") as server:
+        workers = [
+            {"kind": "vllm", "name": "up", "url": server.url},
+            {"kind": "embedded", "name": "own", "model": str(model), "models": ["own"]},
+        ]
+        with GatewayProcess(tmp_path / "gateway", {"workers": workers}) as gateway:
+            assert [one["tasks"] for one in get(gateway.url, "/v1/models")[2]["data"]] == [["classify"]] * 2
+            own = asked(server.url, "/classify", input=TEXTS)
+            for model_name in ("m", "own"):
+                ours = asked(gateway.url, "/v1/classify", input=TEXTS, model=model_name)
+                assert ours["usage"]["prompt_tokens"] == own["usage"]["prompt_tokens"]
+                for a, b in zip(own["data"], ours["data"], strict=True):
+                    assert a["probs"] == pytest.approx(b["probs"], abs=1e-4)
+                    assert (a["index"], a["label"], a["num_classes"]) == (b["index"], b["label"], b["num_classes"])

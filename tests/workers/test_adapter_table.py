@@ -85,10 +85,11 @@ def test_only_paths_below_the_allowed_directories_are_loaded(tmp_path: Path) -> 
 def test_a_name_is_not_served_from_the_moment_it_is_unloaded(tmp_path: Path) -> None:
     async def scenario() -> None:
         table, engine = a_table(tmp_path, sql="a")
-        unloading = asyncio.create_task(table.unload("sql"))
+        unloaded = table.unload("sql")
+        assert table.number("sql") is None  # before anything is awaited
+        unloading = asyncio.create_task(unloaded)
         await run_pending()
         assert engine.sent == [UnloadAdapter(1)]
-        assert table.number("sql") is None
         with pytest.raises(NotFound):
             await table.unload("sql")
         assert not unloading.done()  # calls may still use it

@@ -20,18 +20,29 @@ def messages(lanes: dict[Lane, LanePolicy] = DEFAULT_LANES, **facts: Any) -> lis
 
 
 def test_no_advice_without_facts() -> None:
-    assert messages() == []
+    assert messages(kind="sglang") == []
 
 
 def test_a_step_too_long_for_the_itl_target_is_named_with_the_setting() -> None:
     (sentence,) = messages(chunk_tokens=16_384)
     assert sentence == (
         "worker w: a step of 16384 tokens takes 410 ms on a fast GPU, too long for itl_ms 30 of lane P0; "
-        "start it with --max-num-batched-tokens 4096"
+        "start it with --max-num-batched-tokens 2048"
     )
     assert messages(chunk_tokens=2048) == []
+    assert messages({Lane.P0: LanePolicy(max_wait_ms=1, coalesce_ms=1, itl_ms=5.0)}, chunk_tokens=2048) == []
     assert messages(NO_PROMISE, chunk_tokens=16_384) == []
     assert "--max" not in messages(kind="sglang", chunk_tokens=16_384)[0]
+
+
+def test_a_vllm_of_unknown_step_is_judged_by_its_default() -> None:
+    (sentence,) = messages()
+    assert sentence.startswith("worker w: chunk_tokens is not set, and vLLM's default is up to 8192: a step of 8192")
+    assert sentence.endswith(
+        "start it with --max-num-batched-tokens 2048 and set chunk_tokens: 2048, or set chunk_tokens to the step it has"
+    )
+    assert messages(decodes=False) == []  # no live stream waits for its steps
+    assert messages(NO_PROMISE) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +59,7 @@ def test_a_step_too_long_for_the_itl_target_is_named_with_the_setting() -> None:
     ],
 )
 def test_every_setting_that_stands_in_the_way_is_named(facts: dict[str, Any], words: str) -> None:
-    (sentence,) = messages(**facts)
+    (sentence,) = messages(**{"chunk_tokens": 2048, **facts})
     assert words in sentence
 
 
@@ -64,7 +75,7 @@ def test_every_setting_that_stands_in_the_way_is_named(facts: dict[str, Any], wo
     ],
 )
 def test_correct_settings_give_no_advice(facts: dict[str, Any]) -> None:
-    assert messages(**facts) == []
+    assert messages(**{"chunk_tokens": 2048, **facts}) == []
 
 
 def test_the_configuration_alone_gives_advice() -> None:
@@ -73,13 +84,21 @@ def test_the_configuration_alone_gives_advice() -> None:
     quiet = {"lanes": {"P0": {"ttft_ms": None, "itl_ms": None}, "P1": {"ttft_ms": None, "itl_ms": None}}}
     assert worker_wiring.advise(parse({"workers": [vllm], **quiet})) == []
     assert worker_wiring.advise(parse({})) == []
+    unknown = {name: value for name, value in vllm.items() if name != "chunk_tokens"}
+    (sentence,) = worker_wiring.advise(parse({"workers": [unknown]}))
+    assert "chunk_tokens is not set" in sentence
+    split = [
+        {**unknown, "role": "prefill"},
+        {**vllm, "name": "gpu-b", "url": "http://h:2", "chunk_tokens": 2048, "role": "decode"},
+    ]
+    assert worker_wiring.advise(parse({"workers": split})) == []
 
 
 def test_live_engines_are_asked() -> None:
     async def scenario() -> None:
         async with Upstream() as up:
             up.accepts_priorities = False
-            worker = {"kind": "vllm", "name": "gpu-a", "url": up.url, "kv_tokens": 99_999}
+            worker = {"kind": "vllm", "name": "gpu-a", "url": up.url, "kv_tokens": 99_999, "chunk_tokens": 2048}
             config = parse({"workers": [worker, {**worker, "name": "gone", "url": "http://127.0.0.1:9"}]})
             sentences = await worker_wiring.query_engines(config)
             assert "set kv_tokens: 16000" in sentences[0]
@@ -92,7 +111,7 @@ def test_live_engines_are_asked() -> None:
 def test_advice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with Upstream() as up:
-            worker = a_worker(up)
+            worker = a_worker(up, chunk_tokens=2048)
             await worker.start()
             assert not caplog.records
             for number in range(3):

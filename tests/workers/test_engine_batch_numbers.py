@@ -1,4 +1,4 @@
-"""Workers of engines that pad: what their views say, and the numbers of batch keys in their requests."""
+"""Workers of engines that pad: what their views say. What requests say of batch keys and lanes."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.values import replace
 from inferry.domain.workers import EngineMode, StepWork
 from inferry.engine.config import EngineConfig
-from inferry.engine.messages import Add, Stats
+from inferry.engine.messages import Add, Request, Stats
 from inferry.workers.in_process.embedded import EmbeddedWorker
 from support.builders import a_job
 from support.loop_helpers import run_pending
@@ -56,27 +56,30 @@ def test_the_view_has_what_the_steps_computed() -> None:
 
 def numbers(mode: EngineMode, keys: list[str]) -> list[int]:
     """The numbers in the requests of plans with these batch keys, sent one after the other."""
+    return [request.batch for request in requests(mode, [with_key(n, key) for n, key in enumerate(keys)])]
 
-    async def plans() -> list[int]:
+
+def requests(mode: EngineMode, jobs: list[InferenceJob]) -> list[Request]:
+    """The requests of plans of one job each, sent one after the other."""
+
+    async def plans() -> list[Request]:
         worker = a_worker(mode)
         sent: list[Any] = []
         worker._engine._phase = type(worker._engine._phase).READY
         worker._engine.send = lambda message: sent.append(message) is None  # type: ignore[method-assign,func-returns-value]
         worker._make_assembler = lambda stop: None  # type: ignore[assignment,return-value]
-        tasks = [asyncio.create_task(worker.run(a_plan(n, key), lambda item: None)) for n, key in enumerate(keys)]
+        tasks = [asyncio.create_task(worker.run(a_plan(n, job), lambda item: None)) for n, job in enumerate(jobs)]
         await run_pending()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return [request.batch for message in sent if isinstance(message, Add) for request in message.requests]
+        return [request for message in sent if isinstance(message, Add) for request in message.requests]
 
     return asyncio.run(plans())
 
 
-def a_plan(number: int, key: str) -> BatchPlan:
-    return BatchPlan(
-        plan_id=number, worker="w", jobs=(with_key(number, key),), reason=ReleaseReason.IMMEDIATE, formed_at=0.0
-    )
+def a_plan(number: int, job: InferenceJob) -> BatchPlan:
+    return BatchPlan(plan_id=number, worker="w", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
 
 
 def with_key(number: int, key: str) -> InferenceJob:
@@ -90,3 +93,8 @@ def test_plans_have_the_same_number_if_their_batch_key_is_the_same() -> None:
     first, second, third, fourth = numbers("static", ["a", "b", "a", "b"])
     assert first == third != second == fourth
     assert numbers("continuous", ["a", "b"]) == [0, 0]
+
+
+def test_a_request_says_whether_it_is_batch_work() -> None:
+    jobs = [replace(with_key(number, "a"), is_batch=is_batch) for number, is_batch in enumerate((True, False))]
+    assert [request.is_batch for request in requests("continuous", jobs)] == [True, False]

@@ -42,9 +42,8 @@ def steps(counts: dict[float, int], tokens: float) -> StepCounters:
 
 def test_a_page_of_vllm_is_read() -> None:
     more = (
-        'vllm:prefix_cache_queries_total{engine="0",model_name="m"} 290.0\n'
-        'vllm:external_prefix_cache_queries_total{engine="0",model_name="m"} 7.0\n'
         'vllm:prefix_cache_hits_total{engine="0",model_name="m"} 1.45e+02\n'
+        'vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 7.0\n'
         'vllm:num_preemptions_total{engine="0",model_name="m"} 3.0\n' + histogram({1.0: 4, 16.0: 6}, 90.0)
     )
     page = metrics_page(12, 5, kv_usage=0.25, more=more)
@@ -52,7 +51,7 @@ def test_a_page_of_vllm_is_read() -> None:
     assert snapshot is not None
     assert (snapshot.running, snapshot.waiting, snapshot.sequences) == (12, 5, 17)
     assert (snapshot.kv_capacity, snapshot.kv_tokens) == (16_000, 4_000)
-    assert (snapshot.prefix_queries, snapshot.prefix_hits, snapshot.preemptions) == (290, 145, 3)
+    assert (snapshot.prefix_hits, snapshot.preemptions) == (145, 3)
     assert snapshot.steps is not None
     assert (snapshot.steps.count, snapshot.steps.tokens) == (10, 90)
 
@@ -157,16 +156,6 @@ def test_calls_waiting_beside_a_free_cache_reveal_the_sequence_limit() -> None:
     for now in range(9):
         full.update(MetricsSnapshot(running=16, waiting=4, kv_usage=0.97), 20, float(now))
     assert full.engine_sequences is None  # it waits for cache, not for a place
-
-
-def test_engine_steps_are_the_difference_of_two_snapshots() -> None:
-    estimate = LoadEstimate()
-    first = MetricsSnapshot(running=1, waiting=0, steps=steps({8.0: 100}, 500.0), prefix_queries=100, prefix_hits=50)
-    estimate.update(first, 1, 1.0)
-    second = MetricsSnapshot(running=1, waiting=0, steps=steps({8.0: 140}, 820.0), prefix_queries=200, prefix_hits=125)
-    estimate.update(second, 1, 3.0)
-    assert (estimate.steps.steps_per_s, estimate.steps.tokens_per_step) == (20.0, 8.0)
-    assert estimate.prefix_hit_rate == 0.75
 
 
 # -- on a worker -----------------------------------------------------------------------------------------------------

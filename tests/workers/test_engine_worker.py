@@ -35,6 +35,7 @@ class Bytes:
     """A byte-level vocabulary of a few pieces."""
 
     longest_token_bytes = 5
+    fingerprint = "words"
 
     def encode(self, text: str) -> list[int]:
         raise NotImplementedError
@@ -183,6 +184,17 @@ def test_an_attempt_that_is_lost_used_what_it_computed(
             assert scene.end.usage == used
             whole = (*(earlier or ()), *written)
             assert scene.end.resume_point == (ResumePoint((9, 9, 9), whole) if whole else None)
+
+    run(scenario())
+
+
+def test_a_job_that_was_not_tokenized_is_refused_as_one_to_be_sent_again(scene_of: SceneOf) -> None:
+    async def scenario() -> None:
+        async with scene_of() as scene:
+            await scene.runs(a_job())
+            assert isinstance(scene.end, Failed)
+            error = scene.end.error
+            assert (error.status, error.code, error.retryable, error.can_failover) == (503, "no_worker", True, False)
 
     run(scenario())
 

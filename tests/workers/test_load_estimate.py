@@ -15,11 +15,10 @@ from inferry.workers.openai_http.load_estimate import (
     LoadEstimate,
     excess,
 )
-from inferry.workers.openai_http.metrics_parser import MetricsSnapshot, StepCounters, read_metrics
+from inferry.workers.openai_http.metrics_parser import MetricsSnapshot, read_metrics
 from inferry.workers.openai_http.profiles import MetricNames
 from inferry.workers.openai_http.request_bodies import remaining_tokens, resumed_body
 from inferry.workers.openai_http.resume_points import ResumePoints
-from inferry.workers.openai_http.settings import EngineSteps
 from support.http_jobs import a_call
 
 NAMES = MetricNames(running=b"running", waiting=b"waiting", kv_usage=b"usage", kv_capacity=b"capacity")
@@ -51,13 +50,13 @@ def a_snapshot(running: int = 0, waiting: int = 0, **more: object) -> MetricsSna
 
 def test_an_engine_that_started_again_counts_on_and_never_backwards() -> None:
     estimate = LoadEstimate()
-    estimate.update(a_snapshot(preemptions=5.0, steps=StepCounters(100, 1000)), 0, 0.0)
-    estimate.update(a_snapshot(preemptions=8.0, steps=StepCounters(110, 1200)), 0, 1.0)
-    assert (estimate.preemptions, estimate.steps) == (3, EngineSteps(10.0, 20.0))
-    estimate.update(a_snapshot(preemptions=1.0, steps=StepCounters(4, 30)), 0, 2.0)
-    assert (estimate.preemptions, estimate.steps) == (3, EngineSteps(10.0, 20.0)), "it began anew"
-    estimate.update(a_snapshot(preemptions=2.0, steps=StepCounters(4, 30)), 0, 3.0)
-    assert (estimate.preemptions, estimate.steps) == (4, EngineSteps(0.0, 0.0)), "no step is no step"
+    estimate.update(a_snapshot(preemptions=5.0), 0, 0.0)
+    estimate.update(a_snapshot(preemptions=8.0), 0, 1.0)
+    assert estimate.preemptions == 3
+    estimate.update(a_snapshot(preemptions=1.0), 0, 2.0)
+    assert estimate.preemptions == 3, "it began anew"
+    estimate.update(a_snapshot(preemptions=2.0), 0, 3.0)
+    assert estimate.preemptions == 4
 
 
 @pytest.mark.parametrize(("own_calls", "tolerated"), [(0, 2), (40, 4)])

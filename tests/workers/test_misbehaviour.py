@@ -195,7 +195,7 @@ def test_one_finish_of_several_choices_is_not_the_end() -> None:
 
     async def scenario() -> None:
         async with Upstream(script) as up:
-            assert error_of(await ran(up, a_call(n=2, resume=ResumeMode.NEVER))).code == "worker_lost"
+            assert error_of(await ran(up, a_call(n=2, resume=ResumeMode.RESTART))).code == "worker_lost"
             assert isinstance((await ran(up, a_call()))[-1], Done)
 
     run(scenario())

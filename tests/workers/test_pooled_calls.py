@@ -8,12 +8,25 @@ from aiohttp import web
 
 from inferry.domain.errors import ClientClosed, InvalidRequest, WorkerLost
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.pooling import Classification
 from inferry.domain.routes import ALL_TASKS, Task
 from inferry.domain.streams import Done, Failed, Item
+from inferry.workers.openai_http.pooled_calls import MAX_REPEATED_BYTES
 from inferry.workers.openai_http.profiles import HOSTED, SGLANG, TGI
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support.http_jobs import a_call, a_plan, a_worker, run
-from support.pooling import REFUSED, a_score, an_embedding, answers, pools, score_of, vector_of
+from support.pooling import (
+    REFUSED,
+    a_classification,
+    a_score,
+    an_embedding,
+    answers,
+    label_of,
+    pools,
+    probs_of,
+    score_of,
+    vector_of,
+)
 from support.upstream import Upstream
 from support.waiting import async_until
 
@@ -81,6 +94,34 @@ def test_other_groups_tasks_and_generating_jobs_have_requests_of_their_own() -> 
     run(scenario())
 
 
+def test_classifications_share_a_request_to_the_servers_own_path() -> None:
+    async def scenario() -> None:
+        async with a_pooling_server() as up:
+            items = await ran(up, a_classification("c1", "x", "y"), an_embedding("e", "x"), a_classification("c2", [5]))
+            assert sorted(len(body["input"]) for body in up.bodies) == [1, 3]
+            assert not any("encoding_format" in body for body in up.bodies if len(body["input"]) == 3)
+            found = answers(items)
+            assert found["c1"] == [Classification(label_of(one), probs_of(one)) for one in ("x", "y")]
+            assert found["c2"] == [Classification(label_of([5]), probs_of([5]))]
+            assert found["e"] == [vector_of("x")]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("result", [{"label": "low", "probs": []}, {"label": "low", "probs": ["a"]}, {"label": "low"}])
+def test_a_classification_without_probabilities_is_malformed(result: dict[str, Any]) -> None:
+    async def answers_so(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"data": [{"index": 0, **result}]})
+
+    async def scenario() -> None:
+        async with a_pooling_server(pools=answers_so) as up:
+            (end,) = ends(await ran(up, a_classification("c", "x"))).values()
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, WorkerLost)
+
+    run(scenario())
+
+
 def test_a_tenants_requests_are_salted_with_its_own_salt() -> None:
     async def scenario() -> None:
         async with a_pooling_server() as up:
@@ -90,12 +131,46 @@ def test_a_tenants_requests_are_salted_with_its_own_salt() -> None:
     run(scenario())
 
 
-def test_the_score_of_one_text_with_several_goes_alone() -> None:
+def test_scores_of_one_text_with_several_share_a_request_as_pairs() -> None:
     async def scenario() -> None:
         async with a_pooling_server() as up:
-            items = await ran(up, a_score("many", ["q"], ["a", "b"]), a_score("one", ["q"], ["c"]))
-            assert sorted(len(body["text_2"]) for body in up.bodies) == [1, 2]
-            assert answers(items)["many"] == [score_of("q", "a"), score_of("q", "b")]
+            jobs = (a_score("many", ["query"], ["a", "b"]), a_score("pairs", ["x", "y"], ["z", "q"]))
+            items = await ran(up, *jobs, a_score("more", ["other"], ["c", "d", "e"]))
+            assert [(body["text_1"], body["text_2"]) for body in up.bodies] == [
+                (["query"] * 2 + ["x", "y"] + ["other"] * 3, ["a", "b", "z", "q", "c", "d", "e"])
+            ]
+            assert answers(items) == {
+                "many": [score_of("query", "a"), score_of("query", "b")],
+                "pairs": [score_of("x", "z"), score_of("y", "q")],
+                "more": [score_of("other", one) for one in "cde"],
+            }
+            used = {job_id: end.usage.prompt_tokens for job_id, end in ends(items).items()}
+            assert used == {"many": 12, "pairs": 4, "more": 18}
+
+    run(scenario())
+
+
+def test_a_split_score_of_one_text_with_several_shares_its_last_request() -> None:
+    async def scenario() -> None:
+        async with a_pooling_server() as up:
+            documents = [f"document {number}" for number in range(12)]
+            items = await ran(up, a_score("big", ["q"], documents), a_score("small", ["r"], ["s", "t"]), max_inputs=10)
+            assert sorted(len(body["text_2"]) for body in up.bodies) == [4, 10]
+            assert answers(items)["big"] == [score_of("q", document) for document in documents]
+            assert answers(items)["small"] == [score_of("r", "s"), score_of("r", "t")]
+
+    run(scenario())
+
+
+def test_a_text_that_is_not_repeated_is_sent_once() -> None:
+    async def scenario() -> None:
+        async with a_pooling_server() as up:
+            long = "q" * (MAX_REPEATED_BYTES // 2)
+            items = await ran(up, a_score("long", [long], ["a", "b", "c"]), a_score("one", ["q"], ["c"]))
+            assert sorted((len(body["text_1"]), len(body["text_2"])) for body in up.bodies) == [(1, 1), (1, 3)]
+            assert answers(items)["long"] == [score_of(long, one) for one in "abc"]
+
+    run(scenario())
 
     run(scenario())
 
@@ -266,7 +341,7 @@ def test_what_a_server_does_is_detected() -> None:
     async def scenario() -> None:
         for generates, does, expected in (
             (True, None, {Task.GENERATE}),
-            (False, pools, {Task.EMBED, Task.SCORE}),
+            (False, pools, {Task.EMBED, Task.SCORE, Task.CLASSIFY}),
             (True, pools, ALL_TASKS),
         ):
             async with Upstream() as up:

@@ -16,7 +16,7 @@ from inferry.domain.values import replace
 from inferry.domain.workers import Phase
 from inferry.ingress.openai.features import check_fields, features_of
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
-from inferry.workers.openai_http.profiles import LLAMACPP, TRANSFORMERS, Profile
+from inferry.workers.openai_http.profiles import HOSTED, LLAMACPP, TGI, TRANSFORMERS, VLLM, Profile
 from inferry.workers.openai_http.upstream_errors import upstream_error
 from support import upstream
 from support.http_jobs import a_call, a_worker, done, error_of, ran, run
@@ -59,12 +59,59 @@ def test_what_a_server_would_ignore_is_refused_by_name(profile: Profile, fields:
     assert caught.value.param == next(iter(fields))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"top_k": 3}, {"stop_token_ids": [3]}, {"ignore_eos": True}, {"repetition_penalty": 1.2}),
+        *({"guided_json": {"type": "object"}}, {"bad_words": ["a"]}, {"chat_template_kwargs": {"a": 1}}),
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_the_chat_endpoint_of_tgi_lacks_is_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        check(TGI, {**CHAT, **fields})
+    assert caught.value.param == next(iter(fields))
+
+
+def test_what_the_chat_endpoint_of_tgi_has_and_hints_are_accepted() -> None:
+    sampling = {"temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["a"], "frequency_penalty": 0.5, "max_tokens": 3}
+    outputs = {"response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2}
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}
+    hints = {"reasoning_effort": "low", "verbosity": "low", "metadata": {}, "user": "u", "store": False}
+    check(TGI, {**CHAT, **sampling, **outputs, **tools, **hints, "modalities": ["text"]})
+
+
 @pytest.mark.parametrize("name", ["stop", "top_k", "presence_penalty", "logit_bias", "logprobs"])
 def test_what_one_server_can_do_is_refused_for_the_other_alone(name: str) -> None:
     value = {"stop": ["a"], "logit_bias": {"5": -1}, "logprobs": True}.get(name, 1)
     check(LLAMACPP, {**CHAT, name: value})
     with pytest.raises(UnsupportedFeature):
         check(TRANSFORMERS, {**CHAT, name: value})
+
+
+@pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "the end"}], ids=lambda fields: next(iter(fields)))
+def test_echo_and_suffix_are_refused_where_a_server_would_refuse_or_ignore_them(fields: dict[str, Any]) -> None:
+    def lacks(profile: Profile, stream: bool) -> list[str]:
+        body = msgspec.json.encode({"model": "m", "prompt": "hello", "stream": stream, **fields})
+        wire = msgspec.json.decode(body, type=CompletionRequest)
+        return [param for feature, param in features_of(wire) if feature not in profile.features]
+
+    param = next(iter(fields))
+    assert lacks(HOSTED, stream=False) == lacks(HOSTED, stream=True) == []
+    assert lacks(LLAMACPP, stream=False) == []
+    assert lacks(LLAMACPP, stream=True) == [param]
+    assert set(lacks(VLLM, stream=True)) == ({"suffix"} if param == "suffix" else set())
+
+
+def test_llamacpp_gets_echo_and_suffix() -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            asked: dict[str, Any] = {"prompt": "hello", "echo": True, "suffix": "the end"}
+            done(await ran(up, a_call(api="completions", **asked), profile=LLAMACPP))
+            assert {name: up.bodies[0][name] for name in asked} == asked
+
+    check(LLAMACPP, {"model": "m", "prompt": "hello", "echo": True, "suffix": "the end"})
+    run(scenario())
 
 
 @KINDS

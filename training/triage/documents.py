@@ -24,11 +24,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Document:
-    """A conversation that ends with the expected answer, or, with `plain`, one text without roles."""
+    """A conversation that ends with the expected answer, or, with `plain`, one text without roles.
+
+    `frames`: the sources of the frames of a ticket to classify.
+    """
 
     task: Task
     messages: tuple[Message, ...] = ()
     plain: str = ""
+    frames: tuple[str, ...] = ()
 
     @property
     def texts(self) -> list[str]:
@@ -131,7 +135,7 @@ def _classify(random: Random, split: Split) -> Document:
         answer = f'{{"intent": "{ticket.intent}"}}'
     else:
         messages, answer = _asked(random, "classify", ticket.text, split), ticket.intent
-    return Document("classify", (*messages, Message("assistant", answer)))
+    return Document("classify", (*messages, Message("assistant", answer)), frames=ticket.frames)
 
 
 def _reply(random: Random, split: Split) -> Document:

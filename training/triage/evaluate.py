@@ -7,6 +7,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,14 +19,14 @@ from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner
 from inferry.engine.tokenizer import HfTokenizer
 from training.triage.documents import RULES, Document, make_task
-from training.triage.grammar import INTENTS, UNSCRIPTED
+from training.triage.grammar import INTENTS, UNSCRIPTED, frames
 from training.triage.tickets import fits_intent, make_ticket
 
 _MAX_TOKENS = 96
 _TALK = ("Hello", "What can you do?", "Draft a reply.", "What is the capital of Japan?")
 TOUR = (
     "Classify this ticket: I was charged twice this month.",
-    "Write a reply to this ticket: I was charged twice this month.",
+    "Write a reply to this ticket: My order has not arrived yet.",
     "Policy: no refund date. Check this reply: You will have your money back on Friday.",
 )
 """The prompts of the README's tour."""
@@ -112,7 +113,24 @@ def _classification(model: Model, random: Random, count: int) -> dict[str, Any]:
         for intent in INTENTS
         if total[intent]
     }
-    return {"accuracy": _share(hits), "documents": count, "by_intent": by_intent}
+    sources = {frame.source for intent in INTENTS for frame in frames(intent, "held")}
+    error = error_by_frame(hits, [sources.intersection(document.frames) for document in documents])
+    return {"accuracy": _share(hits), "standard_error": round(error, 4), "documents": count, "by_intent": by_intent}
+
+
+def error_by_frame(hits: Sequence[bool], used: Sequence[AbstractSet[str]]) -> float:
+    """The standard error of the share of hits, by a jackknife over the sentence frames that the texts were made of.
+
+    Texts with a common frame are right or wrong together, so that the error by text is too small.
+    """
+    total, right = len(hits), sum(hits)
+    shares = []
+    for frame in sorted(set().union(*used)):
+        with_it = [hit for hit, own in zip(hits, used, strict=True) if frame in own]
+        if len(with_it) < total:
+            shares.append((right - sum(with_it)) / (total - len(with_it)))
+    mean = sum(shares) / len(shares)
+    return float(((len(shares) - 1) / len(shares) * sum((share - mean) ** 2 for share in shares)) ** 0.5)
 
 
 def _replies(model: Model, random: Random, count: int) -> dict[str, Any]:

@@ -221,6 +221,7 @@ class Filling:
         self._split = split
         self._words = words(split)
         self.values: dict[str, str] = {}
+        self.used: list[Frame] = []
 
     def value(self, name: str) -> str:
         if name not in self.values:
@@ -228,6 +229,7 @@ class Filling:
         return self.values[name]
 
     def expand(self, frame: Frame) -> str:
+        self.used.append(frame)
         return "".join(self._texts(frame.parts))
 
     def _texts(self, parts: Sequence) -> list[str]:

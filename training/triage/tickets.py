@@ -22,8 +22,11 @@ _DEGRADED = 0.45
 
 @dataclass(frozen=True)
 class Ticket:
+    """`frames`: the sources of the frames that its sentences were made of."""
+
     intent: str
     text: str
+    frames: tuple[str, ...]
 
 
 def make_ticket(random: Random, intent: str, split: Split) -> Ticket:
@@ -41,7 +44,7 @@ def make_ticket(random: Random, intent: str, split: Split) -> Ticket:
         text = replace_words(random, text, _synonyms())
     if random.random() < _TYPOS:
         text = add_typos(random, text)
-    return Ticket(intent, text)
+    return Ticket(intent, text, tuple(frame.source for frame in filling.used))
 
 
 def _body(random: Random, filling: Filling, intent: str, split: Split) -> list[str]:

@@ -6,13 +6,14 @@ when a ceiling first applies. The number of owners and runs is bounded, because 
 
 from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 from inferry.admission.budgets import UNBOUNDED, Account, Calendar, to_nanos
 from inferry.admission.kv_quota import KvQuota
 from inferry.admission.quotas import MINUTE_S, Quotas
 from inferry.domain.tenants import Limits
 
-_TOUCH_INTERVAL_S = 10.0
+_TOUCH_INTERVAL_S: Final = 10.0
 
 
 class OwnerAccounts:
@@ -150,8 +151,11 @@ class OwnerRegistry:
 class RunAccounts:
     """Accounts of runs, least recently used first. An account that is idle for `idle_s` is dropped."""
 
-    def __init__(self, max_entries: int, idle_s: float, *, uses_watermarks: bool = False) -> None:
+    def __init__(
+        self, max_entries: int, idle_s: float, *, owner_kind: str = "run", uses_watermarks: bool = False
+    ) -> None:
         self._max_entries = max_entries
+        self._owner_kind = owner_kind
         self._uses_watermarks = uses_watermarks
         self._idle_s = idle_s
         self._accounts: dict[tuple[str, str], Account] = {}
@@ -167,7 +171,7 @@ class RunAccounts:
         name = (tenant, run_id)
         account = self._accounts.get(name)
         if account is None:
-            account = Account("", "run", 0, name, uses_watermarks=self._uses_watermarks)
+            account = Account("", self._owner_kind, 0, name, uses_watermarks=self._uses_watermarks)
         return account
 
     def all(self) -> list[Account]:

@@ -5,19 +5,21 @@ the unused rest is returned. An account counts tokens (prompt and output) and mo
 a run tree, or to one day or month of a tenant or key. A changed ceiling applies to later leases.
 """
 
+from typing import Final
+
 from inferry.admission.reports import AccountReport
 from inferry.domain.prices import NANOS_PER_UNIT, Price
 
-UNBOUNDED = 2**63 - 1
+UNBOUNDED: Final = 2**63 - 1
 """The value of a ceiling that is not set."""
-NO_THRESHOLD = 2**62 - 1
+NO_THRESHOLD: Final = 2**62 - 1
 """A threshold that is never reached. Every job is compared with it; larger integers are slower to compare."""
-LEASE_DIVISOR = 64
+LEASE_DIVISOR: Final = 64
 """One lease is at most this fraction (1/64) of what is left of the budget."""
-MIN_LEASE_TOKENS = 16
+MIN_LEASE_TOKENS: Final = 16
 """One lease is at least this many tokens, while that many are left."""
-DAY_S = 86_400
-_MAX_CLOCK_STEP_BACK_S = 3600.0
+DAY_S: Final = 86_400
+_MAX_CLOCK_STEP_BACK_S: Final = 3600.0
 
 
 class Account:

@@ -4,20 +4,21 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from hmac import compare_digest
+from typing import Final
 
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.errors import InvalidApiKey, InvalidRequest
 from inferry.domain.keys import hash_secret, parse_key
 from inferry.domain.tenants import ApiKey, Tenant
 
-_UNKNOWN_KEY_MESSAGE = "unknown or expired API key"
-_MISSING_KEY_MESSAGE = "missing API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
-_TENANT_MISMATCH_MESSAGE = (
+_UNKNOWN_KEY_MESSAGE: Final = "unknown or expired API key"
+_MISSING_KEY_MESSAGE: Final = "missing API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
+_TENANT_MISMATCH_MESSAGE: Final = (
     "the API key does not belong to the tenant in `x-inferry-tenant`; omit the header, the key names the tenant"
 )
-_DISABLED_MESSAGE = "the tenant is disabled"
-_KEY_ENDED_MESSAGE = "the API key was revoked or expired during the call"
-_TENANT_HEADER = "x-inferry-tenant"
+_DISABLED_MESSAGE: Final = "the tenant is disabled"
+_KEY_ENDED_MESSAGE: Final = "the API key was revoked or expired during the call"
+_TENANT_HEADER: Final = "x-inferry-tenant"
 _TENANT_NAME = re.compile(rb"[\x21-\x7e]{1,256}")
 
 

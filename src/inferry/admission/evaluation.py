@@ -1,26 +1,40 @@
-"""Evaluation of a job against quotas and budgets. It changes neither: the gate commits afterwards."""
+"""Whether quotas and budgets admit a job, or which one refuses it. Changes neither: the gate commits afterwards."""
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Final
 
 from inferry.admission.accounts import RunAccounts
 from inferry.admission.budgets import Calendar, headroom, lease_size
 from inferry.admission.permits import Permit
 from inferry.admission.refusals import Refusal
+from inferry.domain.callers import Caller
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Limits
 
-_counted = attrgetter(
+_counted: Final = attrgetter(
     "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_concurrent_runs", "max_kv_tokens",
     "run_max_kv_tokens", "run_token_ceiling", "run_money_ceiling",
     "day_token_ceiling", "month_token_ceiling", "day_money_ceiling", "month_money_ceiling",
 )  # fmt: skip
-_NOTHING_COUNTED = _counted(Limits())
+_NOTHING_COUNTED: Final = _counted(Limits())
 
 
 def has_limits(limits: Limits) -> bool:
     """Whether any quota or ceiling is set."""
     return _counted(limits) != _NOTHING_COUNTED
+
+
+def limits_runs(caller: Caller) -> bool:
+    """Whether a ceiling of runs applies to calls of the caller."""
+    tenant, key = caller.tenant, caller.key
+    if tenant.shadow:
+        return False
+    return _has_run_ceiling(tenant.limits) or (key is not None and _has_run_ceiling(key.limits))
+
+
+def _has_run_ceiling(limits: Limits) -> bool:
+    return limits.run_token_ceiling is not None or limits.run_money_ceiling is not None
 
 
 def find_accounts(permit: Permit, runs: RunAccounts, calendar: Calendar, tenant: str, lineage: Sequence[str]) -> None:

@@ -8,15 +8,15 @@ Pure: the owner performs one `Step` at a time and reports its result. A step tha
 argument, in seconds on the gateway's monotonic clock.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from inferry.admission.grants import GrantTracker
 from inferry.domain.shared_limits import REBUILDING, Answer, Ask, Exchanged
 
-RENEWALS_PER_TTL = 3
-MARGIN_PER_TTL = 6
+RENEWALS_PER_TTL: Final = 3
+MARGIN_PER_TTL: Final = 6
 """Grants are spent until this fraction (1/6) of the TTL before its end, which covers drift between clocks."""
-UNKNOWN = -1
+UNKNOWN: Final = -1
 
 
 class Exchange(NamedTuple):

@@ -18,6 +18,7 @@ most one exchange is in flight.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account, utc_day, utc_month
 from inferry.admission.permits import Permit
@@ -28,14 +29,14 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.shared_limits import MAX_AMOUNT, Answer, Ask, LimitKind, account_name, keep_s
 from inferry.domain.spending import Spending
 
-GRANT_IDLE_S = 2.0
+GRANT_IDLE_S: Final = 2.0
 """A grant is returned this long after its account was last leased from."""
-CONTENTION_WAIT_S = 1.5
+CONTENTION_WAIT_S: Final = 1.5
 """A job waits this long for what other gateways hold and do not use."""
-SWEEP_BATCH = 1000
+SWEEP_BATCH: Final = 1000
 """Accounts settled and refreshed by one exchange."""
-MIN_EXTRA_TOKENS = 256
-MIN_EXTRA_NANOS = 100_000
+MIN_EXTRA_TOKENS: Final = 256
+MIN_EXTRA_NANOS: Final = 100_000
 """A gateway asks for at least this much more than it needs."""
 
 
@@ -77,8 +78,9 @@ class SharedAmount:
         held, own, ceiling = self.held - spent, self.own(account) - spent, min(self.ceiling(account), MAX_AMOUNT)
         extra = max(MIN_EXTRA_NANOS if self.is_money else MIN_EXTRA_TOKENS, ceiling // BLOCKS_PER_CEILING)
         if is_released or self.is_wanted:
-            extra = 0
-            self.returning = max(0, held - own)
+            extra, self.returning = 0, max(self.returning, held - own)
+        self.returning = min(self.returning, held)
+        held -= self.returning
         is_low = not is_released and (held < own or held - own < extra // 2)
         return Ask(
             self.name(account),
@@ -106,6 +108,12 @@ class SharedAmount:
         self.returning = 0
         self.ledger_spent -= ask.spent
         self.marked -= ask.spent
+
+    def rebuilt(self, held: int) -> None:
+        """This holding is in the database. What the void exchange returned may have been granted to others: it stays
+        unused until it is returned again, unless the database has its return already."""
+        self.returning = min(self.returning, max(0, held - (self.held - self.returning)))
+        self.held = held
 
     def set_watermark(self, account: Account, *, is_valid: bool) -> None:
         """Let the account be spent up to the grant; without a valid grant, no further."""
@@ -277,10 +285,8 @@ class GrantTracker(WatermarkTracker):
             touched[line.grants] = touched.get(line.grants, False) or answer.granted < line.ask.need
         for grants, is_short in touched.items():
             self._set_watermarks(grants)
-            if not is_short:
-                grants.short_since = None
-            elif grants.short_since is None:
-                grants.short_since = now
+            if not is_short or grants.short_since is None:
+                grants.short_since = now if is_short else None
             if not any(amount.held for amount in grants.amounts) and grants.is_idle and grants.account not in self._due:
                 self._forget(grants)
         self._lines = []
@@ -288,9 +294,7 @@ class GrantTracker(WatermarkTracker):
     def rebuilt(self, held: dict[str, int]) -> None:
         """The authority was rebuilt from the database, which has these holdings of this gateway by account.
 
-        An exchange that was in flight is void: the next one asks again, for the same jobs. A holding may be larger
-        than what is held here: the difference was settled just before the loss, and counts twice. It is the gateway's
-        to spend.
+        An exchange in flight is void: the next one asks again. Holdings may include what was just granted or settled.
         """
         self._quotas.void()
         for line in self._lines:
@@ -298,7 +302,7 @@ class GrantTracker(WatermarkTracker):
         self._lines = []
         for grants in self._grants.values():
             for amount in grants.amounts:
-                amount.held, amount.returning = held.get(amount.name(grants.account), 0), 0
+                amount.rebuilt(held.get(amount.name(grants.account), 0))
             self._set_watermarks(grants)
 
     def holdings(self, answers: list[Answer]) -> dict[str, int]:
@@ -375,14 +379,10 @@ def settled_amounts(spending: Iterable[Spending]) -> list[tuple[str, int, int]]:
 
 def _continue_account(grants: AccountGrants, account: Account) -> None:
     old = grants.account
-    account.spent_tokens, account.committed_tokens = (
-        old.spent_tokens,
-        old.committed_tokens + account.committed_tokens - account.spent_tokens,
-    )
-    account.spent_nanos, account.committed_nanos = (
-        old.spent_nanos,
-        old.committed_nanos + account.committed_nanos - account.spent_nanos,
-    )
+    # The leases of both accounts, and what the old one has spent.
+    account.committed_tokens += old.committed_tokens - account.spent_tokens
+    account.committed_nanos += old.committed_nanos - account.spent_nanos
+    account.spent_tokens, account.spent_nanos = old.spent_tokens, old.spent_nanos
     account.watermark_batch = old.watermark_batch
     account.requested_tokens, account.requested_nanos = old.requested_tokens, old.requested_nanos
     account.token_watermark, account.nano_watermark = old.token_watermark, old.nano_watermark

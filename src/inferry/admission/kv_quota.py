@@ -1,4 +1,4 @@
-"""Quotas of KV tokens and of concurrent runs, of one tenant or one key.
+"""Quotas of KV tokens and of concurrent runs, of one tenant or key, and how long a quiet run counts as concurrent.
 
 A call counts from its admission to its end, queued or running, for the KV tokens that it holds at its peak: its prompt
 and its output limit, or the predicted output where it has no limit. Prefixes that calls share count for each of them.
@@ -6,11 +6,11 @@ The sub-runs of a run count as one run with it.
 """
 
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from inferry.domain.tenants import Limits
 
-RUN_PAUSE_S = 60.0
+RUN_PAUSE_S: Final = 60.0
 """A run without a call for this long is concurrent no longer: it has ended without saying so, or its tool is slow."""
 
 

@@ -1,6 +1,7 @@
 """The quota gate of a process whose calls are admitted by another one."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from inferry.admission.permits import Permit
 from inferry.admission.quota_gate import QuotaGate
@@ -8,7 +9,7 @@ from inferry.admission.reports import RateLimitStatus
 from inferry.domain.callers import Caller
 from inferry.domain.jobs import InferenceJob
 
-MAX_CALLERS = 10_000
+MAX_CALLERS: Final = 10_000
 """Callers whose rate limits are remembered."""
 
 

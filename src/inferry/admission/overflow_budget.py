@@ -1,17 +1,19 @@
 """Money for calls to hosted workers that take overflow: ceilings per tenant and day, and per run.
 
 A job reserves the most that it can cost before it is sent, and is charged its cost when its attempt has ended. Spent +
-reserved never exceeds a ceiling, whatever runs at the same time. The run of a sub-run is the root of its tree. Time is
-an argument: `now` is the gateway's clock, `wall` is Unix time.
+reserved never exceeds a ceiling, whatever runs at the same time. Watermarks in the database cover what is reserved
+before a job is sent (module `watermarks`), so that a ceiling also counts the calls of a killed process. The run of a
+sub-run is the root of its tree. Time is an argument: `now` is the gateway's clock, `wall` is Unix time.
 """
 
 from collections.abc import Iterable, Mapping
 
 from inferry.admission.accounts import RunAccounts
-from inferry.admission.budgets import Account, Calendar, Tariff, to_nanos
+from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account, Calendar, Tariff, to_nanos
+from inferry.admission.watermarks import WatermarkTracker
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.prices import Price
-from inferry.domain.spending import Spending
+from inferry.domain.spending import Spending, Watermark
 
 MAX_TENANTS = 10_000
 MAX_RUNS = 100_000
@@ -20,16 +22,21 @@ RUN_IDLE_TIMEOUT_S = 86_400.0
 DAY_CEILING = "day_money_ceiling"
 RUN_CEILING = "run_money_ceiling"
 
+DAY_SCOPE, RUN_SCOPE = "overflow", "overflow_run"
+"""Scopes of watermarks."""
+
 
 class OverflowReservation:
-    """What one job has reserved of the accounts of its tenant and run. `tariff` is the hosted price of its model."""
+    """What one job has reserved of the accounts of its tenant and run. `tariff` is the hosted price of its model,
+    `watermark_batch` the batch of watermarks that must be in the database before the job is sent; 0 for none."""
 
-    __slots__ = ("accounts", "nanos", "tariff")
+    __slots__ = ("accounts", "nanos", "tariff", "watermark_batch")
 
-    def __init__(self, accounts: tuple[Account, Account], nanos: int, tariff: Tariff) -> None:
+    def __init__(self, accounts: tuple[Account, Account], nanos: int, tariff: Tariff, watermark_batch: int) -> None:
         self.accounts = accounts
         self.nanos = nanos
         self.tariff = tariff
+        self.watermark_batch = watermark_batch
 
 
 class OverflowBudget:
@@ -45,6 +52,7 @@ class OverflowBudget:
         day_ceiling: float,
         run_ceiling: float | None = None,
         tenant_day_ceilings: Mapping[str, float] | None = None,
+        watermarks: WatermarkTracker | None = None,
     ) -> None:
         self._tariffs = {model: Tariff(price) for model, price in prices.items()}
         self._day_nanos = to_nanos(day_ceiling)
@@ -52,7 +60,11 @@ class OverflowBudget:
         self._tenant_nanos = {name: to_nanos(amount) for name, amount in (tenant_day_ceilings or {}).items()}
         self._calendar = Calendar()
         self._days: dict[str, Account] = {}
-        self._runs = RunAccounts(MAX_RUNS, RUN_IDLE_TIMEOUT_S)
+        self._watermarks = watermarks
+        self._uses_watermarks = watermarks is not None
+        self._runs = RunAccounts(
+            MAX_RUNS, RUN_IDLE_TIMEOUT_S, owner_kind=RUN_SCOPE, uses_watermarks=self._uses_watermarks
+        )
         self.spent_nanos = 0
         self.overrun_nanos = 0
 
@@ -76,9 +88,11 @@ class OverflowBudget:
         self._runs.acquire(run, now)
         if job.run_id == job.job_id:
             run.is_ended = True  # no other call will name this run
+        if self._run_nanos == UNBOUNDED or run_id == job.job_id:
+            run.token_threshold = run.nano_threshold = NO_THRESHOLD
         day.committed_nanos += nanos
         run.committed_nanos += nanos
-        return OverflowReservation((day, run), nanos, tariff)
+        return OverflowReservation((day, run), nanos, tariff, max(map(self._request_watermark, (day, run))))
 
     def settle(self, reservation: OverflowReservation, cost_nanos: int) -> None:
         """Replace a reservation by what the job cost, in the day in which it was reserved."""
@@ -98,6 +112,36 @@ class OverflowBudget:
             elif (day := self._day_account(one.tenant)) is not None:
                 day.record_spending(0, one.nanos)
 
+    def restore_watermarks(self, watermarks: Iterable[Watermark], now: float, wall: float) -> int:
+        """Count the most that a killed process may have spent; return the number of accounts. Call it after `restore`.
+        Without a database, or for a day or run that is over, nothing is counted."""
+        self._calendar.advance_to(wall)
+        counted = 0
+        for watermark in watermarks:
+            account: Account | None = None
+            if watermark.scope == RUN_SCOPE:
+                if wall - watermark.at < RUN_IDLE_TIMEOUT_S:
+                    account = self._runs.touch(watermark.tenant, watermark.name, now)
+            elif watermark.number == self._calendar.day:
+                account = self._day_account(watermark.tenant)
+            if self._watermarks is not None and account is not None:
+                self._watermarks.restore_account(account, watermark, now)
+                counted += 1
+            elif self._watermarks is not None:
+                self._watermarks.discard(watermark)
+        return counted
+
+    def accounts(self) -> list[Account]:
+        """The accounts of all days and runs."""
+        return [*self._days.values(), *self._runs.all()]
+
+    def _request_watermark(self, account: Account) -> int:
+        """Have the account's watermark raised where it does not cover what is committed; the batch to wait for."""
+        if account.committed_tokens <= account.token_threshold and account.committed_nanos <= account.nano_threshold:
+            return 0
+        assert self._watermarks is not None, "thresholds exist only with watermarks"
+        return self._watermarks.request_raise(account)
+
     def _day_account(self, tenant: str) -> Account | None:
         """The tenant's account of this day; None where there are too many tenants to count another one."""
         account = self._days.get(tenant)
@@ -106,7 +150,9 @@ class OverflowBudget:
                 self._forget_unused()
                 if len(self._days) >= MAX_TENANTS:
                     return None
-            account = self._days[tenant] = Account(" a day", "tenant", self._calendar.day, (tenant, ""))
+            account = self._days[tenant] = Account(
+                " a day", DAY_SCOPE, self._calendar.day, (tenant, ""), uses_watermarks=self._uses_watermarks
+            )
             account.set_ceilings(account.token_ceiling, self._tenant_nanos.get(tenant, self._day_nanos))
         return account
 

@@ -19,25 +19,25 @@ The limiter reads `QueueDepth`. It owns the retry slots and the byte count of bo
 from collections.abc import Mapping
 from heapq import heappop, heappush
 from math import ceil
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.queue_depth import QueueDepth
 
-MIN_RETRY_AFTER_S = 0.1
+MIN_RETRY_AFTER_S: Final = 0.1
 DEFAULT_SPACING_S, DEFAULT_MIN_RETRY_AFTER_S = 0.1, 1.0
 """Distance of retry slots, and delay of the first, while no drain rate has been measured."""
-MAX_RETRY_AFTER_S = 115.0
+MAX_RETRY_AFTER_S: Final = 115.0
 """OpenAI's clients do not retry at all when told to wait for more than two minutes."""
-NO_SLOT_RETRY_AFTER_S = 90.0
+NO_SLOT_RETRY_AFTER_S: Final = 90.0
 """Retry time of clients whose slot would be later than the maximum. They get no slot; retries are spread at random."""
-EARLY_TOLERANCE_S = 0.25
+EARLY_TOLERANCE_S: Final = 0.25
 """A retry this early is on time: clocks and timers differ."""
-LATE_TOLERANCE_S = 5.0
+LATE_TOLERANCE_S: Final = 5.0
 """A retry later than this has lost its slot."""
-MAX_RETRY_SLOTS = 50_000
+MAX_RETRY_SLOTS: Final = 50_000
 
 _ClientKey = tuple[str, str, int]
 _Key = TypeVar("_Key", str, int)

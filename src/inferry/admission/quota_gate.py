@@ -8,6 +8,7 @@ Callers without any limit share one permit per model, and nothing is counted for
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from inferry.admission.account_restorer import AccountRestorer
 from inferry.admission.accounts import OwnerAccounts, OwnerRegistry, RunAccounts
@@ -39,12 +40,12 @@ from inferry.domain.prices import Price
 from inferry.domain.spending import Spending, Watermark
 from inferry.domain.streams import Usage
 
-LEASE_TOKENS = 256
-MAX_OWNERS = 10_000
-MAX_RUNS = 100_000
-MAX_BURN_RUNS = 1000
+LEASE_TOKENS: Final = 256
+MAX_OWNERS: Final = 10_000
+MAX_RUNS: Final = 100_000
+MAX_BURN_RUNS: Final = 1000
 """Most recently used runs that `budget_burn` looks at."""
-RUN_IDLE_TIMEOUT_S = 86_400.0
+RUN_IDLE_TIMEOUT_S: Final = 86_400.0
 """A run without calls for this long is considered over: its account is forgotten."""
 
 

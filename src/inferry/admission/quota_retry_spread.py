@@ -8,15 +8,16 @@ No quota is reserved for the retry: another call of the same caller may be admit
 """
 
 from math import inf
+from typing import Final
 
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, KvQuotaExceeded, RateLimited, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Limits
 
-MAX_RETRY_AFTER_S = 115.0
+MAX_RETRY_AFTER_S: Final = 115.0
 """OpenAI's clients do not retry at all when told to wait for more than two minutes."""
-MAX_CALLERS = 10_000
+MAX_CALLERS: Final = 10_000
 
 
 class QuotaRetrySpreader:

@@ -8,16 +8,17 @@ The gate owns all `Quotas`. It checks all quotas of a call before it takes from 
 """
 
 from math import inf
+from typing import Final
 
 from inferry.domain.tenants import Limits
 
-MINUTE_S = 60.0
-MAX_RETRY_S = 120.0
-DEFAULT_END_INTERVAL_S = 1.0
+MINUTE_S: Final = 60.0
+MAX_RETRY_S: Final = 120.0
+DEFAULT_END_INTERVAL_S: Final = 1.0
 """Interval between ends of calls, assumed before the first measurement."""
-_ROUNDING_TOLERANCE = 1e-6
+_ROUNDING_TOLERANCE: Final = 1e-6
 """A retry exactly at the stated time is not refused because of rounding."""
-_END_INTERVAL_WEIGHT = 0.2
+_END_INTERVAL_WEIGHT: Final = 0.2
 
 
 class TokenBucket:

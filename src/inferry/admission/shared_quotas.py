@@ -6,6 +6,7 @@ then further calls are refused at once.
 """
 
 from math import ceil
+from typing import Final
 
 from inferry.admission.accounts import OwnerAccounts
 from inferry.admission.permits import Permit
@@ -15,9 +16,9 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.shared_limits import Answer, Ask, LimitKind, account_name
 from inferry.domain.tenants import Limits
 
-EXTRA_PER_LIMIT = 64
+EXTRA_PER_LIMIT: Final = 64
 """A gateway asks for 1/64 of a limit more than it needs."""
-QUOTA_IDLE_S = 2.0
+QUOTA_IDLE_S: Final = 2.0
 """What was granted and is unused is returned after this time."""
 
 

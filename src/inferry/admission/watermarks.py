@@ -14,6 +14,7 @@ is in flight.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account
 from inferry.admission.permits import Permit
@@ -22,11 +23,11 @@ from inferry.domain.spending import Watermark, WatermarkBatch
 
 MIN_BLOCK_TOKENS = 4096
 MIN_BLOCK_NANOS = 1_000_000
-BLOCKS_PER_CEILING = 64
+BLOCKS_PER_CEILING: Final = 64
 """A block is the ceiling divided by this, and at least the values above (tokens, nanos)."""
-WATERMARK_IDLE_S = 10.0
+WATERMARK_IDLE_S: Final = 10.0
 """A watermark is released at the earliest this long after it was last raised."""
-RELEASE_BATCH = 1000
+RELEASE_BATCH: Final = 1000
 
 _Identity = tuple[str, str, tuple[str, str], int]
 

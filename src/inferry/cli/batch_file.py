@@ -25,9 +25,13 @@ class NotTheSame(Exception):
 
 
 class RequestFile:
-    """The requests, read as they are needed. `fail` takes the errors of lines that are no request."""
+    """The requests, read as they are needed. `fail` takes the errors of lines that are no request, with
+    their `custom_id` where they have one.
+    """
 
-    def __init__(self, file: BinaryIO, endpoint: str, skip: int, fail: Callable[[BatchError], None]) -> None:
+    def __init__(
+        self, file: BinaryIO, endpoint: str, skip: int, fail: Callable[[BatchError, str | None], None]
+    ) -> None:
         self._lines = numbered_lines(file)
         self._endpoint = endpoint
         self._fail = fail
@@ -41,15 +45,19 @@ class RequestFile:
             parsed = parse_lines([line], self._endpoint)
             items += parsed.items
             for error in parsed.errors:
-                self._fail(error)
+                name = _field(line[1], "custom_id")
+                self._fail(error, name if isinstance(name, str) else None)
         return items
 
 
 class ResultFile:
     """Writes results in the order of the requests. `numbers` are those of the requests that have none yet."""
 
-    def __init__(self, file: BinaryIO, numbers: Iterator[int], on_written: Callable[[bool], None]) -> None:
+    def __init__(
+        self, file: BinaryIO, batch_id: str, numbers: Iterator[int], on_written: Callable[[bool], None]
+    ) -> None:
         self._file = file
+        self._batch_id = batch_id
         self._numbers = numbers
         self._next = next(numbers, None)
         self._waiting: dict[int, tuple[bool, bytes]] = {}
@@ -66,11 +74,12 @@ class ResultFile:
     async def flush(self) -> None:
         self._file.flush()
 
-    def fail(self, error: BatchError) -> None:
+    def fail(self, error: BatchError, custom_id: str | None) -> None:
         """The result of a line that is no request."""
         assert error.line is not None
         found = {"code": error.code, "message": error.message}
-        line = {"id": request_id("", error.line), "custom_id": None, "response": None, "error": found}
+        id = request_id(self._batch_id, error.line)
+        line = {"id": id, "custom_id": custom_id, "response": None, "error": found}
         self._add(error.line, False, msgspec.json.encode(line))
 
     def _add(self, number: int, is_good: bool, line: bytes) -> None:

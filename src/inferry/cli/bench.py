@@ -285,7 +285,7 @@ def _write_result(result: "Result | SweepResult", output: ResultOptions) -> None
 def _compare(paths: Sequence[Path], measurement: MeasurementOptions, output: ResultOptions) -> None:
     from inferry.loadgen.report_page import html_page
     from inferry.loadgen.result import InvalidResult, priced, read_results
-    from inferry.loadgen.tables import cost_table, lane_table
+    from inferry.loadgen.tables import cost_table, lane_table, tail_table
 
     costs_only = output.before_after
     price, engine = _price(measurement), _load_engine_model(measurement.model_costs)
@@ -299,8 +299,9 @@ def _compare(paths: Sequence[Path], measurement: MeasurementOptions, output: Res
         fail(str(error))
     out = console(160)
     if not costs_only:
-        out.print(rich_table(lane_table(results)))
-        out.print()
+        for table in (lane_table(results), tail_table(results)):
+            out.print(rich_table(table))
+            out.print()
     out.print(rich_table(cost_table(results)))
     for warning in comparison_warnings(results):
         warn(warning)

@@ -13,7 +13,7 @@ from inferry.loadgen.result import Result
 from inferry.loadgen.sweep import SweepProgress
 from inferry.loadgen.sweep_page import failure_rows, findings, latency_tables, throughput_table
 from inferry.loadgen.sweep_result import SweepResult
-from inferry.loadgen.tables import cost_table, failure_table, lane_table
+from inferry.loadgen.tables import cost_table, failure_table, lane_table, tail_table
 from inferry.report.formatting import seconds
 from inferry.report.html import TEXT_COLUMNS, Table
 
@@ -118,6 +118,8 @@ def comparison_warnings(results: Sequence[Result]) -> list[str]:
 def show_result(result: Result) -> None:
     out = console(160)
     out.print(rich_table(lane_table([result])))
+    out.print()
+    out.print(rich_table(tail_table([result])))
     out.print()
     out.print(rich_table(cost_table([result])))
     failures = failure_table([result])

@@ -83,7 +83,7 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the engine model instead of tables.")] = False,
 ) -> None:
-    """Measure the step costs of a live engine for `inferry simulate --engine`. The engine should be idle otherwise."""
+    """Measure the step costs of a live engine for `inferry simulate --model`. The engine should be idle otherwise."""
     if (url is None) == (from_raw is None):
         fail("either --url or --from-raw is needed")
     for path in (out, raw):

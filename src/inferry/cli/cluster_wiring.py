@@ -6,19 +6,18 @@ Part of the composition root.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from inferry.admission.open_gate import OpenGate
 from inferry.admission.reports import RateLimitStatus
 from inferry.cli.app_wiring import http_limits
 from inferry.cli.composed_wiring import compose
-from inferry.cli.config.loader import load_workers
 from inferry.cli.config.schema import Config
-from inferry.cli.config.workers import EmbeddedWorkerConfig, RayWorkerConfig, VllmInProcessWorkerConfig
 from inferry.cli.gateway_wiring import make_gateway
+from inferry.cli.ingress_tokenizers import IngressTokenizers, read_tokenizers
 from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.wiring import Service, health_policy, watch_tenants
-from inferry.cli.worker_wiring import make_worker
 from inferry.cluster.catalog import catalog_of
 from inferry.cluster.frames import Catalog, RateLimitFields, RequestsServed, ServedModels
 from inferry.cluster.owner_server import OwnerServer
@@ -37,6 +36,7 @@ from inferry.ingress.auth import Auth
 from inferry.ingress.forwarding import ForwardingApp
 from inferry.ingress.http.connection import Connection
 from inferry.ingress.http.server import Server
+from inferry.ingress.late_tokens import lacks_tokens, tokenized
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.streams.detokenizer import Assembler
@@ -83,6 +83,12 @@ class ServiceOwner:
 
     def caller(self, tenant: str, key_id: str | None) -> Caller:
         return self._service.tenants.stored_caller(tenant, key_id)
+
+    def lacks_tokens(self, job: InferenceJob) -> bool:
+        return lacks_tokens(job, self._service.gateway.models)
+
+    async def tokenized(self, job: InferenceJob) -> InferenceJob:
+        return await tokenized(job, self._service.gateway.models)
 
     def traced(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> InferenceJob:
         tracing = self._service.tracing
@@ -141,7 +147,7 @@ class RemoteWorkers:
     def expect(self, catalog: Catalog, link: OwnerLink) -> None:
         """Have workers for these models, which the next owner will serve: calls wait for it."""
         for models in catalog.served:
-            self._served(models, link, was_up=True)
+            self._served(models, link)
 
     async def clear(self) -> None:
         """Take the workers out of the pool. Their jobs are lost, and offered to other workers."""
@@ -166,12 +172,13 @@ class RemoteWorkers:
             self._pool.refresh_view(worker.name)
             self._pool.refresh_worker(worker.name)
 
-    def _served(self, models: ServedModels, link: OwnerLink, *, was_up: bool = False) -> None:
+    def _served(self, models: ServedModels, link: OwnerLink) -> None:
         key = models.isolation, models.precision
         worker = self._workers.get(key)
         if worker is None:
             worker = self._workers[key] = RemoteWorker(_worker_name(*key), link, models, self._clock)
-            self._pool.add(worker, "remote", was_up=was_up)
+            # Calls wait until the owner says that its workers are up.
+            self._pool.add(worker, "remote", was_up=True)
         worker.served = models
 
     def _remove(self, worker: RemoteWorker) -> None:
@@ -211,6 +218,7 @@ class IngressService:
         tenants: TenantWatcher,
         link: OwnerLink,
         tracing: Tracing | None,
+        tokenizers: IngressTokenizers,
     ) -> None:
         self.app = app
         self.gateway = gateway
@@ -218,6 +226,7 @@ class IngressService:
         self.tenants = tenants
         self.link = link
         self.tracing = tracing
+        self._tokenizers = tokenizers
         self._reports = PeriodicTask(self._report, REPORT_INTERVAL_S, "HTTP requests")
         self._polls: set[asyncio.Task[None]] = set()
         link.on_tenants_changed = self._poll_tenants
@@ -230,6 +239,7 @@ class IngressService:
     async def close(self) -> None:
         await self._reports.close()
         await self._report()
+        await self._tokenizers.close()
         await self.app.close()
         await self.gateway.close()
         await self.link.close()
@@ -298,7 +308,10 @@ def build_ingress(
     app.report_requests()
     follow_rate_limits(link, gate)
     RemoteWorkers(pool, clock).use(link)
-    service = IngressService(app, gateway, pool, tenants, link, tracing)
+    follow_lanes(link, gateway)
+    used = IngressTokenizers(tokenizers, partial(read_tokenizers, config, clock))
+    used.follow(link)
+    service = IngressService(app, gateway, pool, tenants, link, tracing, used)
     tenants.on_keys_ended = lambda: _end_unauthorized(service)
     return service
 
@@ -318,15 +331,16 @@ def follow_rate_limits(link: OwnerLink, gate: OpenGate) -> None:
     link.jobs.on_rate_limits = reported
 
 
-def read_tokenizers(config: Config, clock: Clock) -> dict[str, Tokenizer]:
-    """The tokenizers of engines that take token ids. Their workers are not started."""
-    watched = () if config.workers_file is None else load_workers(Path(config.workers_file))
-    found: dict[str, Tokenizer] = {}
-    for worker in (*config.workers, *watched):
-        engine = worker.engine if isinstance(worker, RayWorkerConfig) else worker
-        if isinstance(engine, EmbeddedWorkerConfig | VllmInProcessWorkerConfig):
-            found.update(make_worker(engine, clock)[1])
-    return found
+def follow_lanes(link: OwnerLink, gateway: Gateway) -> None:
+    """Read calls with the lane policies that the owner uses: it may have applied others than those of the file."""
+    follow = link.on_change
+
+    def changed() -> None:
+        follow()
+        if link.catalog is not None and link.catalog.lanes:
+            gateway.models.use_lanes(link.catalog.lanes, link.catalog.tried_lanes or None)
+
+    link.on_change = changed
 
 
 def _end_unauthorized(service: IngressService) -> None:

@@ -43,7 +43,9 @@ ModelFile = Annotated[
 @config_app.command("diff")
 def diff(new: NewFile, url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = False) -> None:
     """Show how a file differs from the active version of a running gateway."""
-    changed = differences(_active(url, admin_key), {**_active(url, admin_key), **_read(new)})
+    given = _read(new)
+    active = _active(url, admin_key)
+    changed = differences(active, {**active, **given})
     if as_json:
         typer.echo(
             msgspec.json.encode([{"key": one.name, "before": one.before, "after": one.after} for one in changed])
@@ -168,6 +170,9 @@ def _show_prediction(prediction: Prediction, as_json: bool) -> None:
     out = console()
     out.print(prediction_table(prediction))
     out.print(f"{prediction.calls:,} recorded calls; engine model: {prediction.model}", soft_wrap=True)
+    for lane in prediction.far_lanes():
+        text = f"warning: the simulation of {lane} is far from what was measured; `inferry calibrate` measures a model"
+        out.print(text, soft_wrap=True)
     if prediction.left_out:
         out.print(f"{prediction.left_out:,} runs were left out: they exceed the KV capacity of an engine")
 
@@ -175,11 +180,8 @@ def _show_prediction(prediction: Prediction, as_json: bool) -> None:
 def _check_prediction(prediction: Prediction, config: Config) -> None:
     """Print the prediction; exit where attainment would fall by more than the guardrails allow."""
     _show_prediction(prediction, as_json=False)
-    limit = config.settings.max_attainment_drop
-    for lane, before in prediction.current.items():
-        after = prediction.new.get(lane)
-        if after is not None and before.attainment - after.attainment > limit:
-            fail(f"attainment of {lane} would fall; nothing was applied (--no-try applies it all the same)", status=1)
+    for lane in prediction.falling_lanes(config.settings.max_attainment_drop):
+        fail(f"attainment of {lane} would fall; nothing was applied (--no-try applies it all the same)", status=1)
 
 
 def _show_state(state: dict[str, Any]) -> None:

@@ -22,13 +22,16 @@ def shown_value(value: Any) -> str:
 
 
 def prediction_table(prediction: Prediction) -> Table:
-    """A row per lane and figure: current, new, and the difference."""
-    table = Table("lane", "figure", "current", "new", "difference", box=None, pad_edge=False)
+    """A row per lane and figure: what the ledger has, the current and the new version simulated, their difference."""
+    table = Table("lane", "figure", "measured", "current", "new", "difference", box=None, pad_edge=False)
     for lane, before in prediction.current.items():
-        after = prediction.new.get(lane)
+        after, measured = prediction.new.get(lane), prediction.measured.get(lane)
         for heading, name, text in _PREDICTED:
             old, new = getattr(before, name), None if after is None else getattr(after, name)
-            table.add_row(lane, heading, _shown(text, old), _shown(text, new), _difference(name, old, new))
+            was = None if measured is None else getattr(measured, name)
+            table.add_row(
+                lane, heading, _shown(text, was), _shown(text, old), _shown(text, new), _difference(name, old, new)
+            )
     return table
 
 
@@ -58,7 +61,7 @@ def change_table(history: dict[str, Any]) -> Table:
             "" if candidate is None else str(candidate),
             "" if split is None else f"{split['share']:.0%}",
             ", ".join(version.get("models", ())),
-            change["reason"] or version.get("note", ""),
+            change["reason"] or ("" if change["kind"] == "rollback" else version.get("note", "")),
         )
     return table
 

@@ -23,7 +23,6 @@ from inferry.cli.config import (
     schema,
     sessions,
     single_flight,
-    storage,
     tenants,
     tracing,
     trials,
@@ -53,7 +52,7 @@ from inferry.cli.config.workers import (
     VllmInProcessWorkerConfig,
 )
 from inferry.cli.markdown import attribute_docs, page, table
-from inferry.domain import settings
+from inferry.domain import storage, tenant_settings
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.observe.alerts import ALERT_RULES
 from inferry.pipelines import declaration, rules
@@ -79,14 +78,15 @@ _EXAMPLE_WORKERS = [
 def _config_docs() -> dict[tuple[str, str], str]:
     """The docstrings of all configuration keys, by struct and key."""
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    modules = (composed, rules, alerts, histories, single_flight, storage, callbacks, cluster, retention, scaling)
+    modules = (composed, rules, alerts, histories, single_flight, callbacks, cluster, retention, scaling)
     for module in (*modules, overflow, pipelines, declaration, sessions, tracing, trials):
         docs |= attribute_docs(module)
     docs |= {("PipelineConfig", name): text for (struct, name), text in docs.items() if struct == "Pipeline"}
     unsalted = [kind for kind in HTTP_KINDS if issubclass(kind, UnsaltedWorkerConfig)]
     docs |= {(kind.__name__, "isolation"): docs["UnsaltedWorkerConfig", "isolation"] for kind in unsalted}
-    for (struct, name), text in attribute_docs(settings).items():
+    for (struct, name), text in attribute_docs(tenant_settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
+    docs |= {("StorageConfig", name): text for (_, name), text in attribute_docs(storage).items()}
     return docs
 
 
@@ -94,7 +94,7 @@ def config_page() -> str:
     docs = _config_docs()
     return page(
         "Configuration",
-        "src/inferry/cli/config/ and src/inferry/domain/settings.py",
+        "src/inferry/cli/config/ and src/inferry/domain/tenant_settings.py",
         "One YAML file, given with `--config`. Every key except the name and URL of an HTTP worker has a default, so "
         "an empty file is a valid configuration. Unknown keys and invalid values are errors that name their path. "
         "`inferry check-config --config FILE` prints the configuration with defaults and without secrets.",
@@ -250,7 +250,11 @@ def default_name(field: msgspec.structs.FieldInfo) -> str:
 
 def shown(value: Any) -> str:
     """A value as in YAML."""
-    return f"`{value:g}`" if isinstance(value, float) else f"`{json.dumps(value).strip(chr(34))}`"
+    if isinstance(value, tuple) and value and all(isinstance(one, Lane) for one in value):
+        return f"`[{', '.join(lane.name for lane in value)}]`"
+    if isinstance(value, float):
+        return f"`{value:.0f}`" if value.is_integer() else f"`{value:g}`"
+    return f"`{json.dumps(value).strip(chr(34))}`"
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

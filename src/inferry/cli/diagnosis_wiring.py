@@ -12,7 +12,7 @@ from inferry.dispatch.pool import Pool
 from inferry.dispatch.tenants import TenantWatcher
 from inferry.domain.callers import Caller
 from inferry.domain.lanes import Lane, LanePolicy
-from inferry.domain.prices import NANOS_PER_UNIT
+from inferry.domain.prices import NANOS_PER_UNIT, Price
 from inferry.domain.reports import run_budgets
 from inferry.domain.tenants import Tenant
 from inferry.domain.traffic import Traffic
@@ -49,6 +49,7 @@ class Diagnostics:
         tenants: TenantWatcher,
         lanes: Mapping[Lane, LanePolicy],
         open_reader: Callable[[], LedgerQueries | None],
+        prices: Mapping[str, Price],
     ) -> None:
         self._history = observation.history
         self._alerts = observation.alerting.report
@@ -58,6 +59,7 @@ class Diagnostics:
         self._tenants = tenants
         self.lanes = lanes
         self._open_reader = open_reader
+        self._prices = prices
         self._reading = asyncio.Lock()
         self._traffic: Traffic | None = None
         self._read_for: tuple[float, float] = (0.0, -TRAFFIC_VALID_S)
@@ -71,6 +73,7 @@ class Diagnostics:
                 fail,
                 self._open_reader,
                 lambda: run_budgets(watcher.directory.tenants.values()),
+                self._prices,
                 self._gateway.wall,
             )
         )

@@ -6,19 +6,26 @@ itself, and the owner only runs stored work.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from inferry.cli.cluster_keys import read_key
 from inferry.cli.config.cluster import split_address
 from inferry.cli.config.schema import Config
-from inferry.cli.roles import MakeWorkers, Roles
+from inferry.cli.config.workers import WorkerConfig
+from inferry.cli.ingress_tokenizers import read_tokenizers
+from inferry.cli.owned_workers import OwnedWorkers
+from inferry.cli.roles import MakeWorkers, Roles, WatchFile
 from inferry.cli.sharing_wiring import GatewaySharing
 from inferry.cli.wiring import Service, assemble
 from inferry.cli.worker_wiring import make_worker, worker_kind
+from inferry.cli.workers_file_wiring import load_watched_workers, watch_workers_file
 from inferry.cluster.election import Election
 from inferry.cluster.ownership import OwnershipLease
 from inferry.dispatch.periodic_task import PeriodicTask
+from inferry.dispatch.workers_file import WorkersFileWatcher
 from inferry.domain.clock import Clock
 from inferry.domain.ports import Tokenizer, Worker
+from inferry.ingress.member_app import MemberApp
 from inferry.workers.remote.owner_link import OwnerAddress
 
 DOMAIN = "workers"
@@ -88,7 +95,7 @@ class ClusterMember:
 
 def build_service(config: Config, clock: Clock, tokenizers: dict[str, Tokenizer]) -> Service:
     """A service whose workers come with its role."""
-    return assemble(config, [], tokenizers, clock)
+    return assemble(config, [], tokenizers, clock, app_type=MemberApp)
 
 
 def join_cluster(config: Config, service: Service, clock: Clock, tokenizers: dict[str, Tokenizer]) -> ClusterMember:
@@ -98,9 +105,18 @@ def join_cluster(config: Config, service: Service, clock: Clock, tokenizers: dic
     roles, secret, address = None, None, ""
     if cluster.listen is not None:
         secret, address = read_key(cluster.secret_env, "cluster.secret_env"), cluster.advertise or cluster.listen
-        make = _worker_factory(config, clock, tokenizers)
+        make, watch = _worker_factory(config, clock, tokenizers), _watcher_factory(config, clock, tokenizers)
         listen = split_address(cluster.listen)
-        roles = Roles(service, make, clock, listen=listen, secret=secret, tokenizers=tokenizers)
+        roles = Roles(
+            service,
+            make,
+            clock,
+            listen=listen,
+            secret=secret,
+            tokenizers=tokenizers,
+            read_tokenizers=partial(read_tokenizers, config, clock),
+            watch_file=watch,
+        )
     lease = OwnershipLease(DOMAIN, sharing.gateway_id, address, cluster.ttl_ms / 1000)
     role = GatewayRole(service, roles, secret)
     election = Election(lease, sharing.authority, role, clock)
@@ -123,3 +139,15 @@ def _worker_factory(config: Config, clock: Clock, tokenizers: dict[str, Tokenize
         return found
 
     return make
+
+
+def _watcher_factory(config: Config, clock: Clock, tokenizers: dict[str, Tokenizer]) -> WatchFile | None:
+    """Watches the `workers_file` while this gateway is the owner. Raises ConfigError for a file that is invalid now."""
+    if config.workers_file is None:
+        return None
+    load_watched_workers(config)
+
+    def watch(owned: OwnedWorkers) -> WorkersFileWatcher[WorkerConfig]:
+        return watch_workers_file(config, owned, {}, tokenizers, clock)
+
+    return watch

@@ -2,7 +2,7 @@
 written down here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from inferry.admission.overflow_budget import OverflowBudget
 from inferry.admission.queue_limiter import QueueLimiter
@@ -46,7 +46,6 @@ from inferry.prediction.scaling import ScalingPolicy
 from inferry.prediction.wait_model import WaitModel
 from inferry.runs.registry import RunRegistry
 from inferry.scheduling.scheduler import Scheduler
-from inferry.scheduling.sessions import SessionLimits
 
 
 def make_gateway(
@@ -60,7 +59,6 @@ def make_gateway(
     gate: QuotaGate | None = None,
     runs: RunRegistry | None = None,
     watermarks: BudgetWriter | None = None,
-    weight_of: Callable[[str], float] | None = None,
     sharing: Sharing | None = None,
     max_queued_bytes: int | None = None,
     keeps_retry_slots: bool = True,
@@ -68,29 +66,29 @@ def make_gateway(
     tracer: Tracer | None = None,
     scaling: ScalingPolicy | None = None,
     overflow: OverflowBudget | None = None,
-    sessions: SessionLimits | None = None,
+    scheduler: Scheduler | None = None,
 ) -> Gateway:
     """A gateway around a pool. Must be called on its event loop."""
-    admission = _admission_control(gate or QuotaGate({}), runs or RunRegistry(), clock, watermarks)
+    admission = _admission_control(gate or QuotaGate({}), runs, clock, watermarks)
     depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now, pool.is_remote)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
     waits, gpu_accounting = WaitModel(depth), _gpu_accounting(pool, recorder, metrics, clock)
+    router = _overflow_router(overflow, lanes, pool, admission.runs, metrics, clock)
     loop = make_loop(
-        scheduler=(scheduler := Scheduler(lanes, weights=weight_of, sessions=sessions)),
+        scheduler=(scheduler := scheduler or Scheduler(lanes)),
         lanes=lanes,
         pool=pool,
         recorder=recorder,
         metrics=metrics,
         clock=clock,
         depth=depth,
-        limiter=limiter,
-        waits=waits,
+        queue_admission=QueueAdmission(scheduler, limiter, waits, router),
         estimator=estimator,
         deadlines=deadlines,
         gpu_accounting=gpu_accounting,
         budget=admission,
         tracer=tracer,
-        router=_overflow_router(overflow, lanes, pool, admission.runs, metrics, clock),
+        router=router,
     )
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes, clock)
     return Gateway(
@@ -112,8 +110,10 @@ def make_gateway(
 
 
 def _admission_control(
-    gate: QuotaGate, runs: RunRegistry, clock: Clock, watermarks: BudgetWriter | None
+    gate: QuotaGate, runs: RunRegistry | None, clock: Clock, watermarks: BudgetWriter | None
 ) -> AdmissionControl:
+    if runs is None:  # an empty registry is false, and may have tombstones and parents
+        runs = RunRegistry()
     admission = AdmissionControl(gate, runs, clock)
     if watermarks is not None:
         admission.on_renewed = watermarks.wake
@@ -191,7 +191,7 @@ def _watch_states(
     gate = admission.gate
     metrics.watch(
         {
-            "inferry_queue_depth": lambda: by_lane(depth.by_lane()),
+            "inferry_queue_depth": lambda: metrics.by_lane_and_model(depth.by_lane_and_model()),
             "inferry_queue_limit": lambda: {lane: policy.queue_limit for lane, policy in lanes.items()},
             "inferry_slo_ttft_target_seconds": lambda: _targets_s("ttft_ms", lanes),
             "inferry_slo_itl_target_seconds": lambda: _targets_s("itl_ms", lanes),
@@ -234,8 +234,7 @@ def make_loop(
     metrics: Metrics,
     clock: Clock,
     depth: QueueDepth,
-    limiter: QueueLimiter,
-    waits: WaitModel,
+    queue_admission: QueueAdmission,
     estimator: Estimator,
     deadlines: Deadlines,
     gpu_accounting: GpuAccounting,
@@ -245,7 +244,6 @@ def make_loop(
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
     learns, model_waits = ((), ()) if router is None else ((router.rule,), (router.waits,))
-    queue_admission = QueueAdmission(scheduler, limiter, waits, router)
     capacity = CapacityTracker(lanes, depth, estimator.learn_cached)
     foreign_load = ForeignLoadBound(depth, lambda worker: scheduler.use(worker).sequences)
     hedging = HedgePolicy(pool.policy.max_hedged_retry_ratio)

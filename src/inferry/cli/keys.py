@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from inferry.cli.config.conversion import invalid_value
 from inferry.cli.config.loader import load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.tenants import unpriced_models
@@ -26,7 +27,7 @@ from inferry.dispatch.tenants import TenantManager
 from inferry.domain.errors import GatewayError
 from inferry.domain.keys import NewKey, key_as_dict
 from inferry.domain.ledger import LedgerUnusable
-from inferry.domain.settings import LimitSettings, TenantSettings
+from inferry.domain.tenant_settings import LimitSettings, TenantSettings
 from inferry.ledger.stores.opening import require_existing, require_shared
 from inferry.ledger.stores.tenants import TenantStore
 
@@ -142,13 +143,13 @@ def rotate_key(
 
 @tenants_app.command("list")
 def list_tenants(config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
-    """List tenants, those of the configuration first."""
+    """List tenants, those of the configuration first, with the settings that differ from the defaults."""
     with _tenant_manager(config_file, ledger, may_create=True) as (manager, _):
         found = manager.tenants(time.time())
     if as_json:
         typer.echo(msgspec.json.encode(found))
         return
-    rows = [{**one, "settings": _only_settings(one), "keys": one["valid_keys"]} for one in found]
+    rows = [{**one, "settings": _changed_settings(one), "keys": one["valid_keys"]} for one in found]
     show(rows, ("name", "source", "keys", "settings"), "tenant", as_json=False)
 
 
@@ -244,8 +245,7 @@ def _merged_settings(kind: type[SettingsT], before: dict[str, Any], overrides: S
     try:
         settings = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at ")
-        fail(f"{where.strip('`').removeprefix('$.')}: {what}")
+        fail(invalid_value(str(error), raw, kind))
     problems = list(settings.validation_errors())
     if problems:
         fail("; ".join(problems))
@@ -261,6 +261,11 @@ def _value(name: str, text: str) -> Any:
 
 def _only_settings(tenant: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in tenant.items() if name in TenantSettings.__struct_fields__}
+
+
+def _changed_settings(tenant: dict[str, Any]) -> dict[str, Any]:
+    default = TenantSettings()
+    return {name: value for name, value in _only_settings(tenant).items() if value != getattr(default, name)}
 
 
 def _to_builtins(value: Any) -> Any:

@@ -24,7 +24,7 @@ from inferry.cli.ledger_reports import ReportFilter, ReportName, show_report
 from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import console
 from inferry.domain.ledger import LedgerEntry, LedgerUnusable, Outcome
-from inferry.domain.prices import NANOS_PER_UNIT
+from inferry.domain.prices import NANOS_PER_UNIT, Price
 from inferry.domain.reports import RunBudget
 from inferry.ledger.copying import copy_ledger
 from inferry.ledger.queries import LedgerQueries
@@ -32,7 +32,8 @@ from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.stores.opening import open_queries
 
 DefaultUrl = Callable[[Path | None], str]
-BudgetsOf = Callable[[Path | None], Mapping[str, RunBudget]]
+ReportBasis = tuple[Mapping[str, RunBudget], Mapping[str, Price]]
+BasisOf = Callable[[Path | None], ReportBasis]
 Row = TypeVar("Row")
 
 
@@ -74,9 +75,9 @@ class RunFilter(TenantFilter, frozen=True, kw_only=True):
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 20
 
 
-def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: BudgetsOf | None = None) -> typer.Typer:
-    """The commands; `default_url(config file or None)` finds the ledger if --db is not given, `budgets_of` the run
-    budgets in the configuration."""
+def ledger_app(default_url: DefaultUrl = url_from_environment, basis_of: BasisOf | None = None) -> typer.Typer:
+    """The commands; `default_url(config file or None)` finds the ledger if --db is not given, `basis_of` the run
+    budgets and prices in the configuration."""
     app = typer.Typer(help="Usage by run, tenant and job.", no_args_is_help=True)
 
     def open_ledger(source: SourceOptions) -> LedgerQueries:
@@ -113,10 +114,11 @@ def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: Budge
     @app.command()
     @grouped
     def report(name: ReportName, *, source: SourceOptions, only: ReportFilter) -> None:
-        """A report: runs, breaches, tenants, templates, efficiency, compare or month."""
+        """A report: runs, breaches, tenants, templates, efficiency, compare, composed or month."""
         with open_ledger(source) as ledger:
-            configured = {} if budgets_of is None else budgets_of(source.config)
-            show_report(ledger, name, only, {**ledger.run_budgets(), **configured}, wants_json=source.as_json)
+            configured, prices = ({}, {}) if basis_of is None else basis_of(source.config)
+            budgets = {**ledger.run_budgets(), **configured}
+            show_report(ledger, name, only, budgets, prices, wants_json=source.as_json)
 
     app.command("copy")(copy)
     return app

@@ -14,6 +14,7 @@ from rich.text import Text
 from inferry.cli.formats import EMPTY, format_count, format_ms, format_seconds, parse_duration, safe_text
 from inferry.cli.terminal import console, fail
 from inferry.domain.errors import ReportTimeout
+from inferry.domain.prices import Price
 from inferry.domain.reports import (
     MAX_PERIOD_S,
     MAX_ROWS,
@@ -57,7 +58,9 @@ class ReportFilter(Struct, frozen=True, kw_only=True):
     limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows.")] = _TERMINAL_ROWS
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV instead of a table.")] = False
 
-    def query(self, name: str, budgets: Mapping[str, RunBudget], now: float) -> ReportQuery:
+    def query(
+        self, name: str, budgets: Mapping[str, RunBudget], prices: Mapping[str, Price], now: float
+    ) -> ReportQuery:
         def before(seconds: float | None) -> float | None:
             return None if seconds is None else now - seconds
 
@@ -71,16 +74,23 @@ class ReportFilter(Struct, frozen=True, kw_only=True):
             before_until=before(self.before_until),
             budget=self.budget,
             budgets=budgets,
+            prices=prices,
         )
 
 
 def show_report(
-    ledger: LedgerQueries, name: str, only: ReportFilter, budgets: Mapping[str, RunBudget], *, wants_json: bool
+    ledger: LedgerQueries,
+    name: str,
+    only: ReportFilter,
+    budgets: Mapping[str, RunBudget],
+    prices: Mapping[str, Price],
+    *,
+    wants_json: bool,
 ) -> None:
     """Print the report. Exits where there is no such report, or it takes too long."""
     if name not in REPORTS:
         fail(f"unknown report; there are {', '.join(REPORTS)}")
-    query = only.query(name, budgets, time.time())
+    query = only.query(name, budgets, prices, time.time())
     if not 0 < query.until - query.since <= MAX_PERIOD_S:
         fail(f"the period must begin before it ends and last at most {MAX_PERIOD_S / 86_400:.0f} days")
     try:

@@ -17,6 +17,7 @@ from inferry.cli.calibrate import calibrate
 from inferry.cli.callback_secrets import callback_secrets_app
 from inferry.cli.cascades import cascade_app
 from inferry.cli.config.alerts import check_webhook_secret
+from inferry.cli.config.checks import advise_on_lanes, advise_on_precisions
 from inferry.cli.config.cluster import advise_on_cluster
 from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
 from inferry.cli.config.python_functions import check_functions
@@ -27,7 +28,7 @@ from inferry.cli.config_commands import config_app
 from inferry.cli.dead_letters import dead_letters
 from inferry.cli.doctor import doctor
 from inferry.cli.keys import keys_app, tenants_app
-from inferry.cli.ledger import ledger_app
+from inferry.cli.ledger import ReportBasis, ledger_app
 from inferry.cli.models import models_app
 from inferry.cli.observe import observe_app
 from inferry.cli.plan import plan_app
@@ -40,7 +41,7 @@ from inferry.cli.simulate import simulate
 from inferry.cli.terminal import configure_logging, fail
 from inferry.cli.top import top
 from inferry.cli.workers import workers_app
-from inferry.domain.reports import RunBudget, run_budgets
+from inferry.domain.reports import run_budgets
 
 app = typer.Typer(
     name="inferry",
@@ -58,12 +59,13 @@ def _ledger_url(path: Path | None) -> str:
     return _load(path).ledger
 
 
-def _run_budgets(path: Path | None) -> dict[str, RunBudget]:
-    """The run budgets in a configuration."""
-    return run_budgets(_load(path).configured_tenants().values())
+def _report_basis(path: Path | None) -> ReportBasis:
+    """The run budgets and prices in a configuration."""
+    config = _load(path)
+    return run_budgets(config.configured_tenants().values()), config.price_list()
 
 
-app.add_typer(ledger_app(_ledger_url, _run_budgets), name="ledger")
+app.add_typer(ledger_app(_ledger_url, _report_basis), name="ledger")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(callback_secrets_app, name="callback-secrets")
@@ -121,7 +123,7 @@ def serve(
     ] = False,
     workers: Annotated[
         int,
-        typer.Option(min=1, max=64, help="Gateway processes on the port: one owns the engines, the others serve HTTP."),
+        typer.Option(min=1, max=64, help="Gateway processes on the port: one owns the engines, all serve HTTP."),
     ] = 1,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C, then drain."""
@@ -157,9 +159,11 @@ def check_config(
             typer.echo(f"# {message}")
     except ConfigError as error:
         fail(str(error))
+    for message in advise_on_lanes(config.lane_policies()):
+        typer.echo(f"# {message}")
     for message in advise_on_tenants(config.tenants, config.prices, config.workers):
         typer.echo(f"# {message}")
-    for message in advise_on_cluster(config.cluster, config.tenants):
+    for message in (*advise_on_precisions(config.workers), *advise_on_cluster(config.cluster, config.tenants)):
         typer.echo(f"# {message}")
     if config.workers_file is not None:
         try:

@@ -21,6 +21,8 @@ BUNDLED = "bundled"
 # As `inferry.engine.memory.PROFILES`, which needs the `engine` extra.
 Profile = Literal["throughput", "latency"]
 Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Mode = Literal["continuous", "hybrid", "dynamic", "static"]
 
 
 @models_app.command()
@@ -37,9 +39,10 @@ def check(
     ] = None,
     device: Annotated[Device, typer.Option(help="Device to check for; auto is a GPU if there is one.")] = "auto",
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Dtype,
         typer.Option(help="Dtype of weights and KV cache; auto is float32 on a CPU and the checkpoint's on a GPU."),
     ] = "auto",
+    mode: Annotated[Mode, typer.Option(help="Mode of the worker; padded passes need other memory.")] = "continuous",
     context_tokens: Annotated[
         int | None, typer.Option("--context", min=1, metavar="TOKENS", help="Context of a call; default: the model's.")
     ] = None,
@@ -55,7 +58,7 @@ def check(
     try:
         from inferry.engine.bundled import BUNDLED_DIRECTORY
         from inferry.engine.checkpoint import UnsupportedModel
-        from inferry.engine.config import EngineConfig
+        from inferry.engine.config import DEVICE_DEFAULTS
         from inferry.engine.device_memory import cpu_memory
         from inferry.engine.memory import PROFILES
         from inferry.engine.model_check import Budget, check_model
@@ -67,16 +70,14 @@ def check(
     detected = gpu_bytes if chosen == "cuda" else None
     if memory is None and chosen == "cuda" and detected is None:
         fail("this machine has no GPU: give its memory with --memory")
-    budget = Budget(
-        device=chosen,
-        device_bytes=parse_bytes(memory) if memory is not None else detected or cpu_memory().total,
-        share=PROFILES[profile] if share is None else share,
-        call_tokens=call_tokens,
-    )
-    config = EngineConfig(
-        context_tokens=context_tokens, dtype=dtype, max_adapters=adapters, max_adapter_rank=adapter_rank
-    )
+    device_bytes = parse_bytes(memory) if memory is not None else detected or cpu_memory().total
+    share = PROFILES[profile] if share is None else share
+    budget = Budget(device=chosen, device_bytes=device_bytes, share=share, call_tokens=call_tokens)
+    config = msgspec.structs.replace(DEVICE_DEFAULTS[chosen], context_tokens=context_tokens, dtype=dtype, mode=mode)
+    config = msgspec.structs.replace(config, max_adapters=adapters, max_adapter_rank=adapter_rank)
     is_bundled = str(directory) == BUNDLED and not directory.exists()
+    if not is_bundled and not directory.is_dir():
+        fail(f"{directory} is not a directory" if directory.exists() else f"there is no directory {directory}")
     try:
         report = check_model(BUNDLED_DIRECTORY if is_bundled else directory, config, budget)
     except UnsupportedModel as error:
@@ -123,6 +124,7 @@ def _print_memory(memory: "MemoryReport") -> None:
         return
     if memory.adapter_bytes:
         table.add_row("LoRA adapters", _gib(memory.adapter_bytes))
+    table.add_row("KV cache", _gib(memory.kv_cache_bytes or 0))
     table.add_row("workspace", _gib(memory.workspace_bytes or 0))
     table.add_row("runtime", _gib((memory.runtime_bytes or 0) + (memory.graph_bytes or 0)))
     table.add_row("all", _gib(memory.total_bytes or 0))

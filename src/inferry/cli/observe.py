@@ -10,7 +10,8 @@ import msgspec
 import typer
 from rich.table import Table
 
-from inferry.cli.config.checks import check_url
+from inferry.cli.config.checks import check_host, check_url
+from inferry.cli.config.schema import ConfigError
 from inferry.cli.simulate_setup import drop_oversized, gateway_arm, load_config, load_model, simulated_workers
 from inferry.cli.terminal import console, fail
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
@@ -48,21 +49,26 @@ def observe(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     database: Database = DEFAULT_DATABASE,
     config_file: ConfigOption = None,
+    forward_admin: Annotated[
+        bool, typer.Option("--forward-admin", help="Pass the endpoints for operators (`/admin/…`) on too.")
+    ] = False,
 ) -> None:
-    """Pass every request to the server at --upstream untouched, and record metadata of its calls, never prompts."""
+    """Pass requests to the server at --upstream untouched, and record metadata of its calls, never prompts."""
     if context.invoked_subcommand is not None:
         return
     if upstream is None:
         fail("--upstream is missing: the URL of the server that calls are passed on to")
     if (problem := check_url(upstream)) is not None:
         fail(f"--upstream {problem}")
+    if (problem := check_host(host)) is not None:
+        fail(f"--host {problem}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     lanes = _lanes(config_file)
     try:
         from inferry.cli.observe_wiring import serve_proxy  # other commands do not need the server
 
-        serve_proxy(upstream, host, port, database, lanes)
-    except (LedgerUnusable, OSError) as error:
+        serve_proxy(upstream, host, port, database, lanes, forwards_admin=forward_admin)
+    except (LedgerUnusable, ConfigError) as error:
         fail(str(error))
 
 
@@ -144,6 +150,7 @@ def compare(
         gpus=gpus,
         target=target,
         price_per_hour=price_per_hour,
+        model=model.name,
         observed_attainment=observed_attainment(entries),
         estimated_tokens=estimated_share(entries),
         arms=tuple(comparison.figures(arm, gpus) for arm in (DIRECT, LANES, COALESCING, AFFINITY)),
@@ -177,6 +184,7 @@ def _print(found: ObserveReport) -> None:
     out.print(
         f"GPUs for {found.target * 100:g} %: {_need(found.before)} before, {_need(found.after)} after", style="bold"
     )
+    out.print(f"simulated on the engine model {found.model}; --model-file names another one", soft_wrap=True)
     if found.estimated_tokens:
         out.print(f"tokens of {found.estimated_tokens:.0%} of the calls are estimates: the server reported no usage")
     if found.left_out:

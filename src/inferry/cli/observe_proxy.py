@@ -2,7 +2,9 @@
 
 Calls belong to one event loop, without a task per call: a task only opens connections. Rows are made in a thread.
 Bodies pass unchanged, piece by piece; of the headers only those that belong to a single connection (RFC 9110, 7.6.1)
-and `host` are replaced. A client that disconnects ends its call upstream.
+and `host` are replaced. Endpoints for operators are refused unless asked for: a gateway without an admin key trusts
+clients on its machine, as which the proxy's would appear. A client that disconnects ends its call upstream. What is
+recorded of bytes is computed after they were passed on.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from inferry.domain.clock import Clock
+from inferry.ingress.admin import is_admin_target
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ledger.recorder import Recorder
@@ -37,18 +40,28 @@ _OF_REQUESTS = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _HAVE_BODIES = (b"POST", b"PUT", b"PATCH")
 _REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 
+_ADMIN_REFUSED = (
+    b"inferry observe does not pass the endpoints for operators on; send this to the server itself, or start with "
+    b"--forward-admin"
+)
+
 log = logging.getLogger("inferry")
 
 
 class ObserveProxy:
     """Passes requests to one upstream server."""
 
-    def __init__(self, url: str, describer: CallDescriber, recorder: Recorder, clock: Clock) -> None:
+    def __init__(
+        self, url: str, describer: CallDescriber, recorder: Recorder, clock: Clock, *, forwards_admin: bool = False
+    ) -> None:
         parts = urlsplit(url)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._address = (parts.hostname or "", parts.port or (443 if self._tls else 80))
         self._base = parts.path.rstrip("/").encode()
         self._host = parts.netloc.rpartition("@")[2].encode()
+        self.name = f"{parts.scheme}://{self._host.decode()}"
+        self._forwards_admin = forwards_admin
+        self._is_unreachable = False
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,10 +76,13 @@ class ObserveProxy:
             error = request.protocol_error or (413, "the body is too long")
             reply.respond(error[0], b"content-type: text/plain\r\n", error[1].encode())
             return
+        if not self._forwards_admin and is_admin_target(request.target):
+            reply.respond(403, b"content-type: text/plain\r\n", _ADMIN_REFUSED)
+            return
         exchange = Exchange(self, request, reply)
         reply.on_disconnect = exchange.client_disconnected
         self.send(exchange)
-        exchange.describe()  # while the server is at work
+        exchange.describe()  # while the server is at work: the request has been written
 
     def send(self, exchange: "Exchange") -> None:
         now = self.clock.now()
@@ -82,11 +98,14 @@ class ObserveProxy:
 
     def head(self, request: Request) -> bytes:
         """The head of the upstream request."""
-        lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (request.method, self._base, request.target, self._host)]
-        lines += [b"%b: %b\r\n" % pair for pair in request.headers.items() if pair[0] not in _OF_REQUESTS]
+        parts = [request.method, b" ", self._base, request.target, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
+        for name, value in request.headers.items():
+            if name not in _OF_REQUESTS:
+                parts += (name, b": ", value, b"\r\n")
         if request.body or request.method in _HAVE_BODIES:
-            lines.append(b"content-length: %d\r\n" % len(request.body))
-        return b"".join(lines) + b"\r\n"
+            parts.append(b"content-length: %d\r\n" % len(request.body))
+        parts.append(b"\r\n")
+        return b"".join(parts)
 
     def freed(self, connection: "UpstreamConnection") -> None:
         self._idle.append(connection)
@@ -98,9 +117,15 @@ class ObserveProxy:
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: UpstreamConnection(self, self._open), host, port, ssl=self._tls
                 )
-        except (OSError, TimeoutError):
-            exchange.failed()
+        except (OSError, TimeoutError) as error:
+            if not self._is_unreachable:  # once, and not for every call
+                log.warning("the upstream server %s cannot be reached: %s", self.name, str(error) or "timeout")
+            self._is_unreachable = True
+            exchange.failed(f"the upstream server {self.name} cannot be reached")
         else:
+            if self._is_unreachable:
+                log.info("the upstream server %s can be reached again", self.name)
+            self._is_unreachable = False
             if exchange.is_over:
                 self._idle.append(connection)
             else:
@@ -137,39 +162,39 @@ class Exchange:
         self._lane, self._fields = describer.lane_of(self.request.headers, self.request.body)
         self._times = describer.times(self._lane)
 
-    def on_head(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]], *, has_length: bool) -> bytes:
-        """The head for the client. A response of unknown length gets chunks."""
+    def on_head(self, status: int, reason: bytes, headers: list[bytes], *, has_length: bool) -> bytes:
+        """The head for the client. A response of unknown length gets chunks. `headers` are parts of lines."""
         self.status = status
         self._reply.on_writable = self._resume
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
-        lines += [b"%b: %b\r\n" % pair for pair in headers if pair[0].lower() not in _HOP_BY_HOP]
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason), *headers]
         has_body = status not in (204, 304) and self.request.method != b"HEAD"
         self._is_chunked = has_body and not has_length and not self.request.is_http10
         if self._is_chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self.request.keeps_alive:
             lines.append(b"connection: close\r\n")
-        return b"".join(lines) + b"\r\n"
+        lines.append(b"\r\n")
+        return b"".join(lines)
 
-    def on_data(self, head: bytes, pieces: list[bytes], *, is_complete: bool) -> None:
+    def on_data(self, head: bytes, body: bytes, *, is_complete: bool) -> None:
         """Bytes that have arrived together, in one write."""
         now = self._proxy.clock.now()
-        for piece in pieces:
-            self._times.arrived(piece, now)
+        data = head + body
         if self._is_chunked:
-            pieces = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
-            if is_complete:
-                pieces.append(b"0\r\n\r\n")
-        if data := head + b"".join(pieces):
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            data = head + chunk + (b"0\r\n\r\n" if is_complete else b"")
+        if data:
             self._reply.relay(data)
+        if body:
+            self._times.arrived(body, now)
         if is_complete:
             self._end(is_aborted=False)
             self._reply.end_relay(self.status)
         elif self._reply.is_paused and self.connection is not None:
             self.connection.pause()
 
-    def failed(self) -> None:
-        """The server cannot be reached, or was lost before the end."""
+    def failed(self, reason: str) -> None:
+        """The server cannot be reached, or was lost before the end: `reason` is for the client."""
         if self.is_over:
             return
         if self.status:
@@ -178,7 +203,7 @@ class Exchange:
             return
         self.status = 502
         self._end(is_aborted=False)
-        self._reply.respond(502, b"content-type: text/plain\r\n", b"the upstream server cannot be reached")
+        self._reply.respond(502, b"content-type: text/plain\r\n", reason.encode())
 
     def client_disconnected(self) -> None:
         if not self.is_over:
@@ -226,8 +251,8 @@ class LateRecords:
     def __init__(self) -> None:
         self.failed = 0
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="inferry-observed", daemon=True)
-        self._thread.start()
+        self._maker = threading.Thread(target=self._run, name="inferry-observed", daemon=True)
+        self._maker.start()
 
     def put(self, make: Callable[[], None]) -> None:
         self._queue.put(make)
@@ -235,7 +260,7 @@ class LateRecords:
     def close(self) -> None:
         """Make all rows that are left, then end."""
         self._queue.put(None)
-        self._thread.join(30.0)
+        self._maker.join(30.0)
 
     def _run(self) -> None:
         while (make := self._queue.get()) is not None:
@@ -257,11 +282,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: list[bytes] = []
         self._reason = b""
         self._head = b""
         self._pieces: list[bytes] = []
-        self._has_framing = self._has_head = self._is_complete = self._can_keep_alive = self._was_used = False
+        self._has_length = self._is_chunked = self._has_head = False
+        self._is_complete = self._can_keep_alive = self._was_used = False
         self.idle_since = 0.0
 
     @property
@@ -273,7 +299,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._exchange = exchange
         exchange.connection = self
         self._headers, self._reason, self._head, self._pieces = [], b"", b"", []
-        self._has_framing = self._has_head = self._is_complete = False
+        self._has_length = self._is_chunked = self._has_head = self._is_complete = False
         self._transport.writelines([self._proxy.head(exchange.request), exchange.request.body])
 
     def pause(self) -> None:
@@ -307,6 +333,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         is_complete = self._is_complete or (self._has_head and exchange.request.method == b"HEAD")
         head, pieces, self._head, self._pieces = self._head, self._pieces, b"", []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if is_complete:
             self._exchange = exchange.connection = None
             if is_http and self._is_complete and self._can_keep_alive:
@@ -315,11 +342,11 @@ class UpstreamConnection(asyncio.Protocol):
                 self._proxy.freed(self)
             else:
                 self.close()
-        if head or pieces or is_complete:
-            exchange.on_data(head, pieces, is_complete=is_complete)
+        if head or body or is_complete:
+            exchange.on_data(head, body, is_complete=is_complete)
         if not is_http and not is_complete:
             self.close()
-            exchange.failed()
+            exchange.failed(f"the upstream server {self._proxy.name} does not answer in HTTP")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -328,12 +355,12 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None or exchange.is_over:
             return
         exchange.connection = None
-        if exc is None and self._has_head and not self._has_framing:
-            exchange.on_data(b"", [], is_complete=True)  # a response without a length ends with its connection
+        if exc is None and self._has_head and not (self._has_length or self._is_chunked):
+            exchange.on_data(b"", b"", is_complete=True)  # a response without a length ends with its connection
         elif self._was_used and not self._has_head and exchange.is_repeatable:
             self._proxy.send(exchange)  # most likely the server closed an idle connection, and has read nothing
         else:
-            exchange.failed()
+            exchange.failed(f"the upstream server {self._proxy.name} closed the connection too early")
 
     # -- httptools' callbacks ----------------------------------------------------------------------------------------
 
@@ -341,17 +368,22 @@ class UpstreamConnection(asyncio.Protocol):
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
+        lowered = name.lower()
+        if lowered not in _HOP_BY_HOP:
+            self._headers += (name, b": ", value, b"\r\n")
+        if lowered == b"content-length":
+            self._has_length = True
+        elif lowered == b"transfer-encoding":
+            self._is_chunked = True
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         headers, self._headers, reason, self._reason = self._headers, [], self._reason, b""
         if status < 200 or self._exchange is None:
+            self._has_length = self._is_chunked = False
             return
-        names = {name.lower() for name, _ in headers}
         self._has_head = True
-        self._has_framing = bool(names & {b"content-length", b"transfer-encoding"})
-        self._head = self._exchange.on_head(status, reason, headers, has_length=b"content-length" in names)
+        self._head = self._exchange.on_head(status, reason, headers, has_length=self._has_length)
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import uvloop
 
+from inferry.cli.listening import bind
 from inferry.cli.observe_proxy import ObserveProxy
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import Lane, LanePolicy
@@ -29,11 +30,15 @@ DRAIN_TIMEOUT_S = 30.0
 MAX_ROWS = 1_000_000
 
 
-def serve_proxy(upstream: str, host: str, port: int, database: str, lanes: Mapping[Lane, LanePolicy]) -> None:
-    """Run the proxy until SIGTERM or SIGINT. Raises LedgerUnusable, or OSError where the port cannot be used."""
+def serve_proxy(
+    upstream: str, host: str, port: int, database: str, lanes: Mapping[Lane, LanePolicy], *, forwards_admin: bool
+) -> None:
+    """Run the proxy until SIGTERM or SIGINT. Raises LedgerUnusable, or ConfigError where the port cannot be used."""
+    (sock,) = bind(host, port, 1).sockets
     recorder = Recorder(AttemptStore(database))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run_proxy(upstream, host, port, CallDescriber(os.urandom(32), lanes), recorder))
+    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        describer = CallDescriber(os.urandom(32), lanes)
+        runner.run(run_proxy(upstream, sock, describer, recorder, forwards_admin=forwards_admin))
 
 
 def read_observed(database: str) -> list[LedgerEntry]:
@@ -42,16 +47,18 @@ def read_observed(database: str) -> list[LedgerEntry]:
         return [entry for entry in ledger.jobs(limit=MAX_ROWS) if entry.worker == UPSTREAM]
 
 
-async def run_proxy(upstream: str, host: str, port: int, describer: CallDescriber, recorder: Recorder) -> None:
+async def run_proxy(
+    upstream: str, sock: socket.socket, describer: CallDescriber, recorder: Recorder, *, forwards_admin: bool
+) -> None:
     """Serve until SIGTERM or SIGINT, then complete the calls in flight."""
     loop, stop = asyncio.get_running_loop(), lifecycle.StopSignals()
-    proxy = ObserveProxy(upstream, describer, recorder, SystemClock())
-    sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    proxy = ObserveProxy(upstream, describer, recorder, SystemClock(), forwards_admin=forwards_admin)
     server = Server(
         proxy.serve, max_body_bytes=MAX_BODY_BYTES, body_timeout_s=IDLE_TIMEOUT_S, idle_timeout_s=IDLE_TIMEOUT_S
     )
     listener = await loop.create_server(lambda: Connection(server, loop), sock=sock, backlog=lifecycle.BACKLOG)
     log.info("observing %s on port %d", upstream, sock.getsockname()[1])
+    lifecycle.tune_interpreter()
     try:
         with stop.installed():
             await stop.drain.wait()

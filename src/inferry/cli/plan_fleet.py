@@ -100,7 +100,8 @@ class _Problem(Struct, frozen=True, kw_only=True):
     every: dict[int, list[Run]]
 
     def arm(self, name: str, workers: int | None = None) -> Arm:
-        return gateway_arm(name, self.policies, simulated_workers(self.config, self.model, workers))
+        sessions = None if self.config is None else self.config.sessions.limits()
+        return gateway_arm(name, self.policies, simulated_workers(self.config, self.model, workers), sessions)
 
 
 @grouped

@@ -15,6 +15,7 @@ import typer
 
 from inferry.cli.config.loader import load, parse
 from inferry.cli.config.schema import Config, ConfigError
+from inferry.cli.config.workers import HTTP_KINDS, UnsaltedWorkerConfig
 from inferry.cli.terminal import configure_logging, fail
 from inferry.domain.ledger_urls import IN_MEMORY
 
@@ -23,6 +24,7 @@ log = logging.getLogger("inferry")
 KEY_VARIABLE = "INFERRY_WORKER_KEY"
 REDIS_VARIABLE = "INFERRY_CLUSTER__REDIS"
 MIN_KEY_CHARS = 16
+_UNSALTED_KINDS = {kind.__struct_config__.tag for kind in HTTP_KINDS if issubclass(kind, UnsaltedWorkerConfig)}
 
 
 def worker(
@@ -42,6 +44,14 @@ def worker(
         str | None, typer.Option("--upstream", help="URL of an HTTP engine that this host reaches.")
     ] = None,
     kind: Annotated[str, typer.Option("--kind", help="Kind of the engine at --upstream, as in `workers`.")] = "vllm",
+    isolation: Annotated[
+        str | None,
+        typer.Option(
+            "--isolation",
+            metavar="none",
+            help="As in `workers`: `none` lets tenants share the engine's prefix cache, where it cannot be salted.",
+        ),
+    ] = None,
     config_file: Annotated[
         Path | None,
         typer.Option("--config", "-c", metavar="FILE", help="Configuration with `workers` of its own, instead."),
@@ -63,20 +73,31 @@ def worker(
     if len(key) < MIN_KEY_CHARS:
         fail(f"{KEY_VARIABLE} must have the gateways' worker key (cluster.worker_key_env)")
     try:
-        config = worker_config(config_file, upstream, kind, model, name)
+        config = worker_config(config_file, upstream, kind, isolation, model, name)
         asyncio.run(_run(config, redis, gateway, key, name, concurrency, drain_s))
     except ConfigError as error:
         fail(str(error))
 
 
-def worker_config(file: Path | None, upstream: str | None, kind: str, model: str | None, name: str) -> Config:
+def worker_config(
+    file: Path | None, upstream: str | None, kind: str, isolation: str | None, model: str | None, name: str
+) -> Config:
     """Raises ConfigError."""
     if (file is None) == (upstream is None) or (upstream is not None) != (model is not None):
         raise ConfigError("give --upstream with --model, or --config with `workers`")
-    if upstream is not None:
-        workers = [{"kind": kind, "name": name, "url": upstream, "models": [model]}]
-        return parse({"ledger": IN_MEMORY, "workers": workers})
-    return msgspec.structs.replace(load(file), ledger=IN_MEMORY)
+    if upstream is None:
+        if isolation is not None:
+            raise ConfigError("--isolation belongs to --upstream; with --config it is a key of `workers`")
+        return msgspec.structs.replace(load(file), ledger=IN_MEMORY)
+    if isolation is None and kind in _UNSALTED_KINDS:
+        raise ConfigError(
+            f"an engine of kind {kind} cannot salt its prefix cache, so tenants would share it: give --isolation none, "
+            "or reserve it for one tenant with `pool` in a file for --config"
+        )
+    worker = {"kind": kind, "name": name, "url": upstream, "models": [model]}
+    if isolation is not None:
+        worker["isolation"] = isolation
+    return parse({"ledger": IN_MEMORY, "workers": [worker]})
 
 
 async def _run(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
+RESEND_INTERVAL_S = 10.0
+"""Time until a number of replicas is sent again while Ray has another one."""
 
 
 def ray_workers(config: Config) -> list[RayWorkerConfig]:
@@ -48,6 +50,29 @@ def scaling_limits(config: Config) -> dict[str, tuple[int, int]]:
     """The fewest and most replicas of the groups that the gateway scales itself."""
     workers = [worker for worker in config.workers if isinstance(worker, RayWorkerConfig)]
     return {worker.group: (worker.min_replicas, worker.max_replicas) for worker in workers}
+
+
+class ReplicaRequests:
+    """Sends the number of replicas to Ray: a new one at once, and the same one again while Ray has another number of
+    them. `inferry ray deploy` resets the number.
+    """
+
+    def __init__(self, config: RayWorkerConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._target: int | None = None
+        self._sent_at = 0.0
+
+    async def follow(self, desired: int | None, replicas: int, set_replicas: Callable[[str, int], None]) -> None:
+        """`desired` is the gateway's advice, `replicas` what Ray reports. Raises RayUnavailable."""
+        now = self._clock.now()
+        is_ignored = desired != replicas and now - self._sent_at >= RESEND_INTERVAL_S
+        if desired is None or (desired == self._target and not is_ignored):
+            return
+        await asyncio.to_thread(set_replicas, self._config.app_name, desired)
+        if desired != self._target:  # replicas that start slowly, or do not fit on the cluster, are no news
+            log.info("worker %s: %d replicas are requested", self._config.name, desired)
+        self._target, self._sent_at = desired, now
 
 
 class RayFleet:
@@ -68,7 +93,7 @@ class RayFleet:
         self._reconciler: WorkerReconciler[tuple[str, str]] = WorkerReconciler(
             pool, self._make, {}, grace_s=config.drain_timeout_s
         )
-        self._target: int | None = None
+        self._requests = ReplicaRequests(config, clock)
         self._is_connected = False
         self._last_error = ""
         self._polling = PeriodicTask(self.poll, POLL_INTERVAL_S, f"replicas of {config.name}")
@@ -93,19 +118,13 @@ class RayFleet:
             if not self._is_connected:
                 self._scale.assume_needed(self._config.group, len(actors), self._clock.now())
                 self._is_connected = True
-            await self._follow_advice(serve.set_replicas)
+            desired = self._scale.desired(self._config.group)
+            await self._requests.follow(desired, len(actors), serve.set_replicas)
             self._last_error = ""
         except serve.RayUnavailable as error:
             if str(error) != self._last_error:
                 log.error("worker %s: %s", self._config.name, error)
                 self._last_error = str(error)
-
-    async def _follow_advice(self, set_replicas: Callable[[str, int], None]) -> None:
-        desired = self._scale.desired(self._config.group)
-        if desired is not None and desired != self._target:
-            await asyncio.to_thread(set_replicas, self._config.app_name, desired)
-            log.info("worker %s: %d replicas are requested", self._config.name, desired)
-            self._target = desired
 
     async def _make(self, entry: tuple[str, str]) -> tuple[Worker, str]:
         worker, _ = await asyncio.to_thread(self._worker, entry)  # reads a tokenizer

@@ -113,7 +113,7 @@ class _Job:
         ):
             self._progress = progress
             self._bar = progress.add_task("requests", total=self._count(), completed=self.done)
-            self._written_results = ResultFile(out, self._numbers_left(again, self.done), self._written)
+            self._written_results = ResultFile(out, id, self._numbers_left(again, self.done), self._written)
             requests = RequestFile(file, self._endpoint, self.done, self._written_results.fail)
             run = BatchRun(batch, requests.page, execute, self._written_results, SystemClock(), self._share)
             await run.run()

@@ -65,7 +65,10 @@ def run_server(config: Config, host: str, port: int, processes: int = 1, config_
             raise ConfigError("several processes cannot share a ledger in memory: set `ledger` to a file or a database")
         log.warning("the ledger is in memory: rows, keys and budgets are lost when the process ends")
     if processes > 1 and config.cluster.listen is not None:
-        raise ConfigError("--workers is for gateways that do not share their workers: remove cluster.listen")
+        message = (
+            "--workers does not go together with cluster.listen: on a host with several cores start several gateways"
+        )
+        raise ConfigError(f"{message}, each with its own port and its own cluster.listen, or remove cluster.listen")
     given = inherited(os.environ)
     listening = given or bind(host, port, processes)
     is_inherited = given is not None
@@ -194,7 +197,7 @@ def run_ingress(
             try:
                 service.start()
                 log.info("ingress process %d serves %s", os.getpid(), listener.url)
-                lifecycle.tune_gc()
+                lifecycle.tune_interpreter()
                 if listener.is_inherited or is_restart:
                     await lifecycle.wait_for_workers(service.gateway, stop, config.health.no_worker_timeout_s)
                 await _serve_http(config, service.app, service.gateway, listener.sock, stop)
@@ -226,7 +229,8 @@ async def _serve_whole(
     count = len(service.pool.names())
     build_kind = "compiled" if is_compiled() else "plain Python"
     log.info("starting %d worker%s; hot path: %s", count, "" if count == 1 else "s", build_kind)
-    owner = cluster_wiring.ServiceOwner(service)
+    roles = None if member is None else member.roles
+    owner = cluster_wiring.ServiceOwner(service) if roles is None else roles.owner
     server = None if path is None else cluster_wiring.make_owner_server(service, owner)
 
     async def hand_over() -> None:
@@ -246,7 +250,7 @@ async def _serve_whole(
             await server.listen_unix(path)
         url = listener.url
         log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", url, url, shown_ledger_url(config.ledger))
-        lifecycle.tune_gc()
+        lifecycle.tune_interpreter()
         with stop.installed(), lifecycle.stop_at_eof(stop, lifeline):
             if listener.is_inherited:
                 await lifecycle.wait_for_workers(service.gateway, stop, config.health.no_worker_timeout_s)

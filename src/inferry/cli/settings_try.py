@@ -16,23 +16,62 @@ from inferry.sim.calls import CallRow, Run
 from inferry.sim.costs import EngineFlags, EngineModel
 from inferry.sim.gateway import GatewayFrontend
 from inferry.sim.gpu_shares import gpu_seconds
-from inferry.sim.recorded_traffic import LanePrediction, fitted_model, recorded_runs
+from inferry.sim.recorded_traffic import (
+    LaneMeasurement,
+    LanePrediction,
+    fitted_model,
+    measured_lanes,
+    recorded_runs,
+)
 from inferry.sim.report import attains, quantile
 from inferry.sim.simulation import Frontend, Simulation
 from inferry.sim.workload import SimulationSetupError, SloTarget, slo_targets_for
 
 SALT = "prediction"
 """Which runs a simulated trial takes is the same every time."""
+MIN_LANE_CALLS = 30
+"""Calls from which a lane's prediction can stop an apply."""
+FAR_TTFT = 2.0
+"""Ratio of simulated and recorded median TTFT from which the simulation is called far from the measurement."""
+FAR_ATTAINMENT = 0.05
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
-    """Both versions on the same traffic, by lane. `left_out`: runs that exceed the KV capacity of an engine."""
+    """Both versions on the same traffic, by lane, beside what the ledger `measured`.
+
+    `left_out`: runs that exceed the KV capacity of an engine.
+    """
 
     calls: int
     left_out: int
     model: str
+    measured: dict[str, LaneMeasurement]
     current: dict[str, LanePrediction]
     new: dict[str, LanePrediction]
+
+    def far_lanes(self) -> list[str]:
+        """Lanes whose current version is simulated far from the measurement."""
+        return [
+            lane for lane, one in self.current.items() if lane in self.measured and _is_far(one, self.measured[lane])
+        ]
+
+    def falling_lanes(self, max_drop: float) -> list[str]:
+        """Lanes with enough calls whose attainment would fall by more than this."""
+        return [
+            lane
+            for lane, before in self.current.items()
+            if (after := self.new.get(lane)) is not None
+            and min(before.calls, after.calls) >= MIN_LANE_CALLS
+            and before.attainment - after.attainment > max_drop
+        ]
+
+
+def _is_far(simulated: LanePrediction, measured: LaneMeasurement) -> bool:
+    if measured.attainment is not None and abs(simulated.attainment - measured.attainment) > FAR_ATTAINMENT:
+        return True
+    if not simulated.ttft_p50 or not measured.ttft_p50:
+        return False
+    return not 1 / FAR_TTFT <= simulated.ttft_p50 / measured.ttft_p50 <= FAR_TTFT
 
 
 def predict(
@@ -55,7 +94,7 @@ def predict(
         )
     targets = slo_targets_for(current.lane_policies())
     arms = [
-        gateway_arm(name, config.lane_policies(), simulated_workers(config, model))
+        gateway_arm(name, config.lane_policies(), simulated_workers(config, model), config.sessions.limits())
         for name, config in (("current", current), ("new", new))
     ]
     runs = recorded_runs(calls)
@@ -76,7 +115,10 @@ def predict(
         before = tally(simulation, is_counted=lambda row: not split.takes(row.tenant, row.run))
         after = tally(simulation, is_counted=lambda row: split.takes(row.tenant, row.run))
     left_out = len(runs) - len(fitting)
-    return Prediction(calls=len(calls), left_out=left_out, model=model.name, current=before, new=after)
+    measured = measured_lanes(calls, in_money=price is not None)
+    return Prediction(
+        calls=len(calls), left_out=left_out, model=model.name, measured=measured, current=before, new=after
+    )
 
 
 def _play(

@@ -1,4 +1,4 @@
-"""Makes what gateways share through Redis: limits and cancelled runs. Part of the composition root."""
+"""Makes what gateways share through Redis: limits, cancelled runs and parents of runs. Part of the composition root."""
 
 import socket
 import uuid
@@ -10,6 +10,7 @@ from inferry.cli.config.cluster import ClusterConfig
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.queue_wiring import SharedQueue
 from inferry.cluster.cancelled_runs import CancelledRuns
+from inferry.cluster.run_links import RunLinks
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.grant_client import GrantClient
 from inferry.dispatch.pool import Pool
@@ -36,15 +37,18 @@ class GatewaySharing(NamedTuple):
     authority: "RedisAuthority"
     grants: GrantClient
     runs: CancelledRuns
+    links: RunLinks
     metrics: Metrics
     queue: "RedisWorkQueue"
 
     def start(self) -> None:
         self.runs.start()
+        self.links.start()
 
     async def close(self) -> None:
         """After the gateway, which returns its grants."""
         await self.runs.close()
+        await self.links.close()
         await self.authority.close()
         await self.queue.close()
 
@@ -87,9 +91,10 @@ def make_gateway_id(cluster: ClusterConfig) -> str:
 
 
 def share(limits: SharedLimits, gateway: Gateway, metrics: Metrics, since: float) -> GatewaySharing:
-    """Connect the gateway with the others. `since`: runs cancelled from then on are known to be."""
+    """Connect the gateway with the others. `since`: what they have announced from then on is known here."""
     runs = CancelledRuns(limits.gateway_id, limits.authority, gateway.cancel_announced, since)
     gateway.on_run_cancelled = runs.announce
+    gateway.lineages.log = links = RunLinks(limits.authority, gateway.lineages.learn, since)
     grants = limits.grants
     metrics.watch(
         {
@@ -99,7 +104,7 @@ def share(limits: SharedLimits, gateway: Gateway, metrics: Metrics, since: float
             "inferry_limit_generation": lambda: grants.generation,
         }
     )
-    return GatewaySharing(limits.gateway_id, limits.authority, grants, runs, metrics, limits.queue)
+    return GatewaySharing(limits.gateway_id, limits.authority, grants, runs, links, metrics, limits.queue)
 
 
 def shared_queue(config: Config, shared: SharedLimits | None, pool: Pool) -> SharedQueue | None:

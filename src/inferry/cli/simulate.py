@@ -1,7 +1,7 @@
 """`inferry simulate`: compare configurations on a workload, in virtual time."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +19,7 @@ from inferry.cli.terminal import console, fail
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.sim.calls import CallRow, Run
 from inferry.sim.costs import EngineModel
+from inferry.sim.length_predictor import LengthSource
 from inferry.sim.report import Comparison, compare, report
 from inferry.sim.report_page import html_page
 from inferry.sim.simulation import Simulation
@@ -26,6 +27,7 @@ from inferry.sim.workload import (
     SimulationSetupError,
     SloTarget,
     Workload,
+    parse_kills,
     runs_by_seed,
     slo_targets_for,
 )
@@ -54,6 +56,20 @@ class ArmOptions(Struct, frozen=True, kw_only=True):
         list[Path] | None,
         typer.Option("--config", "-c", help="Configuration to simulate; repeat to compare.", metavar="FILE"),
     ] = None
+    sessions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Play this many runs at a time, each followed by the next; their times are not used."),
+    ] = None
+    kills: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kill", help="An engine is lost at this time, its number from 1; repeatable.", metavar="ENGINE@SECONDS"
+        ),
+    ] = None
+    lengths: Annotated[
+        LengthSource,
+        typer.Option(help="Output lengths that the gateway expects: true up to 256 tokens, true, or predicted."),
+    ] = "capped"
     direct: Annotated[
         bool, typer.Option("--direct", help="Add two arms without a gateway: FCFS and engine priorities.")
     ] = False
@@ -65,7 +81,7 @@ class OutputOptions(Struct, frozen=True, kw_only=True):
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False
     plots: Annotated[
         Path | None,
-        typer.Option(help="Also write an HTML report and PNG files there (needs 'inferry[plots]').", metavar="DIR"),
+        typer.Option(help="Also write an HTML report and PNG files there (needs the `plots` extra).", metavar="DIR"),
     ] = None
     page: Annotated[Path | None, typer.Option("--html", help="Also write an HTML report.", metavar="FILE")] = None
 
@@ -87,12 +103,13 @@ def simulate(
     try:
         played = workload.workload()
         model = load_model(targets.model_file)
-        compared = build_arms(arms.config_files or [], model, arms.workers, arms.direct)
+        compared = build_arms(arms.config_files or [], model, arms.workers, arms.direct, arms.lengths)
         slo_targets = _slo_targets(arms, targets)
+        kills = parse_kills(arms.kills or (), min(len(arm.flags) for arm in compared))
         runs = runs_by_seed(played, tuple(dict.fromkeys(seeds or [7])))
     except SimulationSetupError as error:
         fail(str(error))
-    result, rows = _simulate(played, model, compared, runs, slo_targets)
+    result, rows = _simulate(played, model, compared, runs, slo_targets, kills, arms.sessions)
     _print(result, slo_targets, output.as_json)
     _draw(result, rows, slo_targets, output)
 
@@ -109,6 +126,8 @@ def _simulate(
     arms: Sequence[Arm],
     runs: dict[int, list[Run]],
     slo_targets: dict[Lane, SloTarget],
+    kills: Mapping[int, float],
+    sessions: int | None,
 ) -> tuple[SimulationResult, dict[str, Sequence[CallRow]]]:
     """Every arm with every seed, and the calls of each arm with the first seed."""
     fitting = {seed: drop_oversized(seed_runs, arms) for seed, seed_runs in runs.items()}
@@ -116,8 +135,8 @@ def _simulate(
     if not fitting[first]:
         fail("no run fits the KV of every engine")
     rows: dict[str, Sequence[CallRow]] = {}
-    with progress(len(arms) * len(fitting), "simulation") as play:
-        compared = tuple([_compare(arm, model, fitting, slo_targets, play, rows) for arm in arms])
+    with progress(len(arms) * len(fitting), "simulation", sessions) as play:
+        compared = tuple([_compare(arm, model, fitting, slo_targets, kills, play, rows) for arm in arms])
     result = SimulationResult(
         workload=workload.name,
         model=model.name,
@@ -136,6 +155,7 @@ def _compare(
     model: EngineModel,
     runs: dict[int, list[Run]],
     slo_targets: dict[Lane, SloTarget],
+    kills: Mapping[int, float],
     play: Play,
     rows: dict[str, Sequence[CallRow]],
 ) -> Comparison:
@@ -148,6 +168,8 @@ def _compare(
         simulation = Simulation(
             arm.frontend(), model.costs, arm.flags, itl_s=itl_s, ttft_s_per_1k_tokens=ttft_s_per_1k_tokens
         )
+        for engine, at in kills.items():
+            simulation.kill(engine, at)
         play(simulation, seed_runs, arm.name)
         reports.append(report(simulation, arm.name, ttft_s, seed=seed))
         rows.setdefault(arm.name, simulation.rows)

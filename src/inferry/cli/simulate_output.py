@@ -28,9 +28,16 @@ _ARM_COLUMNS = (("busy", "utilisation"), ("done", "wall_s"))
 Play = Callable[[Simulation, Sequence[Run], str], None]
 
 
+SESSIONS_RAMP_S = 10.0
+"""Time in which the first runs of a closed loop begin."""
+
+
 @contextmanager
-def progress(total: int, word: str) -> Iterator[Play]:
-    """Plays simulations under one progress bar: their number, and the virtual time relative to the last arrival."""
+def progress(total: int, word: str, sessions: int | None = None) -> Iterator[Play]:
+    """Plays simulations under one progress bar: their number, and the virtual time relative to the last arrival.
+
+    With `sessions` runs are a closed loop of that many at a time.
+    """
     columns = (
         TextColumn("{task.fields[place]}"),
         TextColumn("{task.description}"),
@@ -48,9 +55,14 @@ def progress(total: int, word: str) -> Iterator[Play]:
             last = max((run.at for run in runs), default=0.0) or 1e-9
             place = f"{word} {done} of {total}" if total else f"{word} {done}"
             bar.update(task, description=name, completed=0, total=last, clock="0 s", place=place)
-            simulation.play(
-                runs, on_progress=lambda now: bar.update(task, completed=min(now, last), clock=f"{now:,.0f} s")
-            )
+
+            def on_progress(now: float) -> None:
+                bar.update(task, completed=min(now, last), clock=f"{now:,.0f} s")
+
+            if sessions is None:
+                simulation.play(runs, on_progress=on_progress)
+            else:
+                simulation.play_sessions(iter(runs), sessions, None, SESSIONS_RAMP_S, on_progress)
 
         yield play
 

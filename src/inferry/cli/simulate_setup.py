@@ -25,8 +25,10 @@ from inferry.scheduling.sessions import SessionLimits
 from inferry.sim import costs as engines
 from inferry.sim.baselines import Direct
 from inferry.sim.calls import Run
-from inferry.sim.controlled_gateway import ControlledFrontend, PrefixAwareEstimator
-from inferry.sim.gateway import GatewayFrontend
+from inferry.sim.controlled_gateway import ControlledFrontend
+from inferry.sim.gateway import GatewayFrontend, capped_output
+from inferry.sim.length_predictor import LengthPredictor, LengthSource, true_output
+from inferry.sim.prompt_memory import PrefixAwareEstimator, PromptPrefixes
 from inferry.sim.prompts import length
 from inferry.sim.simulation import Frontend
 from inferry.sim.workload import SimulationSetupError
@@ -115,8 +117,9 @@ def gateway_arm(
     lanes: Mapping[Lane, LanePolicy],
     workers: Sequence[SimulatedWorker],
     sessions: SessionLimits | None = None,
+    output_source: LengthSource = "capped",
 ) -> Arm:
-    """The gateway as in `inferry serve`. It expects everything that a tenant has sent before to be cached."""
+    """The gateway as in `inferry serve`. It expects what a tenant has sent to an engine to be cached there."""
     capacities, configs = [one.capacity for one in workers], [one.config for one in workers]
     fixed = [number for number, config in enumerate(configs) if config.capacity == "fixed"]
     groups = [config.group for config in configs]
@@ -124,7 +127,8 @@ def gateway_arm(
     packings = [config.kv_packing for config in configs]
 
     def frontend() -> Frontend:
-        estimate = PrefixAwareEstimator()
+        predictor = LengthPredictor() if output_source == "predicted" else None
+        estimate = PrefixAwareEstimator(predictor or (true_output if output_source == "true" else capped_output))
         if len(fixed) == len(workers):
             return GatewayFrontend(
                 lanes,
@@ -133,6 +137,8 @@ def gateway_arm(
                 output_lengths=lengths,
                 kv_packings=packings,
                 estimate=estimate,
+                predictor=predictor,
+                prefix_of=PromptPrefixes(),
                 sessions=sessions,
             )
         return ControlledFrontend(
@@ -143,6 +149,7 @@ def gateway_arm(
             output_lengths=lengths,
             kv_packings=packings,
             estimate=estimate,
+            predictor=predictor,
             sessions=sessions,
         )
 
@@ -158,7 +165,13 @@ def direct_arms(model: engines.EngineModel, workers: int) -> list[Arm]:
     ]
 
 
-def build_arms(files: Sequence[Path], model: engines.EngineModel, workers: int | None, direct: bool) -> list[Arm]:
+def build_arms(
+    files: Sequence[Path],
+    model: engines.EngineModel,
+    workers: int | None,
+    direct: bool,
+    output_source: LengthSource = "capped",
+) -> list[Arm]:
     """One arm per configuration, or one with the defaults; preceded by the direct arms if `direct`."""
     loaded = [(file, load_config(file)) for file in files]
     stems = [file.stem for file in files]
@@ -168,9 +181,10 @@ def build_arms(files: Sequence[Path], model: engines.EngineModel, workers: int |
             config.lane_policies(),
             simulated_workers(config, model, workers),
             config.sessions.limits(),
+            output_source,
         )
         for file, config in loaded
-    ] or [gateway_arm("defaults", DEFAULT_LANES, simulated_workers(None, model, workers))]
+    ] or [gateway_arm("defaults", DEFAULT_LANES, simulated_workers(None, model, workers), output_source=output_source)]
     return [*(direct_arms(model, len(arms[0].flags)) if direct else []), *arms]
 
 

@@ -11,6 +11,7 @@ from inferry.domain.clock import Clock
 from inferry.domain.ledger import RetentionPolicy
 from inferry.domain.storage import StorageLimits
 from inferry.durable.background import BackgroundResponses
+from inferry.durable.background_claims import BackgroundClaims
 from inferry.durable.batch_runner import BatchRunner
 from inferry.durable.batches import Batches
 from inferry.durable.documents import Documents
@@ -62,15 +63,18 @@ class Storage(NamedTuple):
             self.queued.runner.start()
 
     async def poll(self) -> None:
-        """Run batches and async jobs that other gateways have accepted."""
+        """Run batches and async jobs that other gateways have accepted, and background responses that they left."""
         if self.limits.store == "always":
             await self.runner.poll()
             await self.async_work.runner.poll()
+            await self.background.poll()
 
     async def stop(self) -> None:
-        """Stop stored work, which another gateway continues. It may be started again."""
+        """Stop stored work, which another gateway continues. It may be started again.
+
+        Background responses continue: each is a call of this gateway, whichever gateway owns the workers.
+        """
         await self.runner.close()
-        await self.background.close()
         await self.async_work.stop()
         await self.sweeper.close()
 
@@ -78,6 +82,7 @@ class Storage(NamedTuple):
         if self.queued is not None:
             await self.queued.close()
         await self.stop()
+        await self.background.close()
         self.providers.close()
         await self.async_work.close()
         await self.executor.close()
@@ -102,8 +107,7 @@ def make_storage(
     shared_queue: SharedQueue | None = None,
 ) -> Storage:
     """The stored content in the ledger's database. Nothing is started. `execute` runs stored work."""
-    database = LedgerDatabase(ledger)
-    executor = StoreExecutor()
+    database, executor = LedgerDatabase(ledger), StoreExecutor()
     document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
     if shared_queue is None:  # else an upload may be another gateway's
         file_store.discard_uploads()
@@ -126,8 +130,11 @@ def make_storage(
     if shared_queue is not None:
         queued = QueuedWork(shared_queue, batch_store, executor, execute, limits, clock, documents, write_ledger)
     async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger, queued)
-    swept = (document_store, file_store, batch_store, async_work.store, RetentionStore(database, retention))
     responses = StoredResponses(documents, limits)
+    claims = None if shared_queue is None else BackgroundClaims(documents, shared_queue.consumer)
+    write_rows = partial(executor.run, write_ledger)
+    background = BackgroundResponses(responses, documents, execute, clock.wall, write_ledger=write_rows, claims=claims)
+    stores, runners = (document_store, file_store, batch_store, async_work.store), (runner, async_work.runner)
     return Storage(
         limits,
         database,
@@ -137,10 +144,10 @@ def make_storage(
         Batches(batch_store, files, executor, runner, execute, clock),
         runner,
         responses,
-        BackgroundResponses(responses, documents, execute, clock.wall, write_ledger=lambda: executor.run(write_ledger)),
+        background,
         async_work,
-        TenantData(document_store, file_store, batch_store, async_work.store, executor, runner, async_work.runner),
-        Sweeper([one.sweep for one in swept], executor, clock),
+        TenantData(*stores, executor, *runners, background),
+        Sweeper([one.sweep for one in (*stores, RetentionStore(database, retention))], executor, clock),
         StorageStatisticsStore(database),
         providers,
         queued,

@@ -45,4 +45,4 @@ def make_tracing(config: TracingConfig, clock: Clock, metrics: Metrics) -> Traci
             "inferry_traces_dropped_total": lambda: exporter.dropped_calls,
         }
     )
-    return Tracing(Tracer(config.sample_ratio, clock, exporter.export), exporter)
+    return Tracing(Tracer(config.sample_ratio, clock, exporter.export, max_per_s=config.max_traces_per_s), exporter)

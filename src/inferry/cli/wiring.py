@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
+from inferry.admission.overflow_budget import OverflowBudget
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
 from inferry.cli.app_wiring import make_app
@@ -51,16 +52,16 @@ from inferry.domain.spending import Spending
 from inferry.ingress.admin_scale import AdminScale
 from inferry.ingress.admin_settings import AdminSettings
 from inferry.ingress.app import App
-from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
-from inferry.ingress.batches.async_jobs import AsyncJobsRouter
-from inferry.ingress.batches.files import FilesRouter
-from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.histories.endpoint import HistoryEndpoint
 from inferry.ingress.histories.router import HistoriesRouter
 from inferry.ingress.histories.summaries import Summaries
 from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.stored_calls import StoredCalls
+from inferry.ingress.stored_work.anthropic_batches import MessageBatchesRouter
+from inferry.ingress.stored_work.async_jobs import AsyncJobsRouter
+from inferry.ingress.stored_work.files import FilesRouter
+from inferry.ingress.stored_work.openai_batches import OpenAIBatchesRouter
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores import opening
@@ -69,6 +70,7 @@ from inferry.ledger.stores.tenants import TenantStore
 from inferry.ledger.stores.watermarks import WatermarkStore
 from inferry.observe.metrics import Metrics
 from inferry.runs.registry import RunRegistry
+from inferry.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +177,7 @@ def assemble(
     (watermark_store, recorder), load_spending = _open_ledger(config), partial(_load_spending, config.ledger, clock)
     shared = make_shared_limits(config, recorder, clock, load_spending)
     tenants, run_reader = watch_tenants(config, clock), _open_run_reader(config.ledger)
-    gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, shared, recorder, clock)
+    gate, runs, overflow, watermarks = _restored_admission(config, run_reader, watermark_store, shared, recorder, clock)
     pool = Pool(workers, clock, health=health_policy(config.health), kinds=kinds)
     metrics = _make_metrics(config, workers, pool, tenants)
     tracing, lanes = make_tracing(config.tracing, clock, metrics), config.lane_policies()
@@ -190,15 +192,14 @@ def assemble(
         gate=gate,
         runs=runs,
         watermarks=watermarks,
-        weight_of=tenants.weight_of,
         sharing=config.single_flight.sharing(),
         max_queued_bytes=config.server.max_queued_bytes,
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
         tracer=tracer,
         scaling=config.scaling.policy(scaling_limits(config)),
-        overflow=restored_overflow(config.overflow, run_reader, clock),
-        sessions=config.sessions.limits(),
+        overflow=overflow,
+        scheduler=Scheduler(lanes, weights=tenants.weight_of, sessions=config.sessions.limits()),
     )
     app = make_app(app_type, config, gateway, metrics, tenants, run_reader, tracer, clock)
     composed = compose(config, app, gateway, lanes)
@@ -207,8 +208,8 @@ def assemble(
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     _mount_observation(config, app, gateway, observation, lanes)
     settings = _mount_settings(config, lanes, composed, app, gateway, storage, clock)
-    read = partial(_open_run_reader, config.ledger)
-    diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, read)
+    read, prices = partial(_open_run_reader, config.ledger), config.price_list()
+    diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, read, prices)
     sharing = None if shared is None else share(shared, gateway, metrics, clock.wall() - runs.tombstone_s)
     service = Service(
         app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing, sharing, settings
@@ -285,7 +286,7 @@ def _stored_content(
     """Stored content and stored work, served by the app."""
     storage = make_storage(
         config.ledger,
-        config.storage.limits(),
+        config.storage,
         config.retention.policy(),
         config.callbacks,
         clock,
@@ -329,17 +330,23 @@ def _restored_admission(
     shared: SharedLimits | None,
     recorder: Recorder,
     clock: Clock,
-) -> tuple[QuotaGate, RunRegistry, BudgetWriter | None]:
-    """Quotas and runs as the ledger has them."""
+) -> tuple[QuotaGate, RunRegistry, OverflowBudget | None, BudgetWriter | None]:
+    """Quotas, runs and the ceilings of overflow as the ledger has them."""
     tracker = shared.tracker if shared is not None else None if store is None else WatermarkTracker()
     gate = QuotaGate(config.price_list(), watermarks=tracker)
     runs = RunRegistry()
     if run_reader is not None:
-        gate.restore(run_reader.query_spending(clock.wall()), clock.now())
+        spending = run_reader.query_spending(clock.wall())
+        gate.restore(spending, clock.now())
+        for one in spending:
+            if one.run_id is not None and one.parent_run is not None:
+                runs.learn_parent(one.tenant, one.run_id, one.parent_run, clock.now())
         runs.restore(run_reader.cancelled_runs(clock.wall() - runs.tombstone_s), clock.now())
+    overflow = restored_overflow(config.overflow, run_reader, tracker, clock)
     if shared is not None:
-        return gate, runs, shared.grants
-    return gate, runs, None if store is None else WatermarkWriter(gate, store, recorder, clock)
+        return gate, runs, overflow, shared.grants
+    writer = None if store is None else WatermarkWriter(gate, store, recorder, clock, overflow)
+    return gate, runs, overflow, writer
 
 
 def _follow_tenants(config: Config, service: Service, watermarks: BudgetWriter | None) -> None:

@@ -146,9 +146,11 @@ def _embedded(
         if importlib.util.find_spec("torch") is None:  # the engine's process needs it; this one does not
             raise ModuleNotFoundError("no torch", name="torch")
         from inferry.engine.peft_config import read_peft_config
-        from inferry.engine.tokenizer import HfTokenizer
+        from inferry.engine.tokenizer import HfTokenizer, HfTokenTexts
         from inferry.streams.detokenizer import Assembler
         from inferry.workers.in_process.embedded import EmbeddedWorker
+        from inferry.workers.in_process.logprobs_writer import TokenTexts
+        from inferry.workers.in_process.output_formats import OutputFormats
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"worker `{config.name}` is of kind embedded, which needs {error.name}: install the `engine` extra "
@@ -165,6 +167,7 @@ def _embedded(
         raise ConfigError(f"worker `{config.name}`: {error}") from None
     if clashing := sorted(adapters.keys() & set(names)):
         raise ConfigError(f"worker `{config.name}`: adapter {clashing[0]} has the name of the model")
+    texts = HfTokenTexts(tokenizer)
     worker = EmbeddedWorker(
         config.name,
         model_dir=directory,
@@ -180,7 +183,7 @@ def _embedded(
         controlled=config.capacity == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,
-        tool_format=tokenizer.tool_format,
+        formats=OutputFormats(tokenizer.tool_format, TokenTexts(texts.text, lambda: Assembler(texts))),
         adapters=adapters,
         adapter_dirs=[Path(path).expanduser() for path in config.adapter_dirs],
         open_link=open_link,
@@ -324,5 +327,6 @@ def _configured_facts(worker: HttpWorkerConfig) -> EngineFacts:
         prefill_tokens=worker.prefill_tokens,
         kv_tokens=worker.kv_tokens,
         chunk_tokens=worker.chunk_tokens,
+        decodes=not isinstance(worker, VllmWorkerConfig) or worker.role != "prefill",
         shares_cache=shares_cache(worker),
     )

@@ -13,8 +13,13 @@ from inferry.cli.config.workers import (
     WorkerConfig,
 )
 from inferry.cli.worker_wiring import make_worker, worker_kind
-from inferry.dispatch.pool import Pool
-from inferry.dispatch.workers_file import InvalidWorkersFile, WatchedFile, WorkerReconciler, WorkersFileWatcher
+from inferry.dispatch.workers_file import (
+    InvalidWorkersFile,
+    WatchedFile,
+    WorkerReconciler,
+    WorkerSet,
+    WorkersFileWatcher,
+)
 from inferry.domain.clock import Clock
 from inferry.domain.ports import Tokenizer, Worker
 
@@ -39,7 +44,7 @@ def _workers_by_name(config: Config, workers: Sequence[WorkerConfig]) -> dict[st
 
 def watch_workers_file(
     config: Config,
-    pool: Pool,
+    pool: WorkerSet,
     watched: dict[str, WorkerConfig],
     tokenizers: dict[str, Tokenizer],
     clock: Clock,

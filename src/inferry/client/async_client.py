@@ -135,8 +135,10 @@ class AsyncRun(AsyncCalls):
         return found
 
     async def finish(self) -> None:
-        """End the tool time of the run. A later call reopens it."""
-        await self._connection.request("POST", f"{self._path}/finish", headers=self.headers)
+        """End the tool time of the run, and tell the gateway about its tools. A later call reopens it."""
+        tools = self.tools.report()
+        body = {"tools": tools} if tools else None
+        await self._connection.request("POST", f"{self._path}/finish", body, self.headers)
 
     async def prepare(self) -> None:
         if self._outer is not None:

@@ -158,7 +158,7 @@ class Run(Calls):
         return self._thread.run(self._run.cancel(wait_ms))
 
     def finish(self) -> None:
-        """End the tool time of the run."""
+        """End the tool time of the run, and tell the gateway about its tools."""
         self._thread.run(self._run.finish())
 
 

@@ -26,4 +26,8 @@ def catalog_of(gateway: Gateway) -> Catalog:
                 tuple(cards[model] for model in sorted(models) if model in cards),
             )
         )
-    return Catalog(tuple(served))
+    drained = tuple(report.name for report in gateway.worker_reports() if report.drained and report.kind != "remote")
+    lanes, tried = gateway.models.policies
+    fingerprints = gateway.models.fingerprints(frozenset(model for one in served for model in one.models))
+    # Copies, because the policies in use are updated in place.
+    return Catalog(tuple(served), drained, *gateway.owner_state(), dict(lanes), dict(tried or {}), fingerprints)

@@ -12,13 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from inferry.domain.jobs import ResumeMode
-from inferry.domain.lanes import Lane
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ports import ModelCard
 from inferry.domain.routes import RouteKey, Task
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import FinishReason
 
-VERSION = 2
+VERSION = 4
 """Processes of different versions do not talk to each other."""
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -102,7 +102,7 @@ class PooledFields(Struct, array_like=True, frozen=True):
 class PayloadFields(Struct, array_like=True, frozen=True):
     """`domain.jobs.Payload`, without what only the ingress reads."""
 
-    api: Literal["chat", "completions", "embeddings", "score"]
+    api: Literal["chat", "completions", "embeddings", "score", "classify"]
     body: bytes
     sampling: Sampling
     prompt_ids: tuple[int, ...] | None
@@ -140,7 +140,7 @@ class JobFields(Struct, array_like=True, frozen=True):
     parent_run: str | None
     lane: Lane
     route: RouteKey
-    batch: tuple[Task, bool, str | None, str | None]
+    batch: tuple[Task, bool, str | None]
     footprint: tuple[Counts, Counts, Counts]
     token_budget: int
     prompt_hash: str
@@ -166,6 +166,8 @@ class JobFields(Struct, array_like=True, frozen=True):
     ttft_allowance_s: float
     composed: str | None = None
     features: tuple[str, ...] = ()
+    run_kv_quota: tuple[str, int] | None = None
+    is_batch: bool = False
 
 
 class Submit(Struct, tag=4, array_like=True, frozen=True):
@@ -256,9 +258,21 @@ class ServedModels(Struct, array_like=True, frozen=True):
 
 
 class Catalog(Struct, tag=12, array_like=True, frozen=True):
-    """The owner's workers; sent at the start and after every change."""
+    """The owner's workers; sent at the start and after every change.
+
+    `drained` and `adapters` are what operators have changed: the next owner does the same to its workers. An adapter
+    is its name, path and base model. `desired` is the scaling advice: group and number of workers. `lanes` are the
+    policies in use, and `tried_lanes` those of a trial. `tokenizers` are fingerprints by model: of the models whose
+    prompts the owner tokenizes. None from an owner of an earlier version, which expects token ids.
+    """
 
     served: tuple[ServedModels, ...]
+    drained: tuple[str, ...] = ()
+    adapters: tuple[tuple[str, str, str | None], ...] = ()
+    desired: tuple[tuple[str, int], ...] = ()
+    lanes: dict[Lane, LanePolicy] = {}
+    tried_lanes: dict[Lane, LanePolicy] = {}
+    tokenizers: dict[str, str] | None = None
 
 
 class TenantsChanged(Struct, tag=13, array_like=True, frozen=True):
@@ -273,6 +287,13 @@ class RequestsServed(Struct, tag=14, array_like=True, frozen=True):
 
 class Ping(Struct, tag=15, array_like=True, frozen=True):
     """A sign of life, where there is nothing else to say."""
+
+
+class EndRun(Struct, tag=16, array_like=True, frozen=True):
+    """A run has ended at the ingress: nothing is kept for its next call."""
+
+    tenant: str
+    run_id: str
 
 
 Message = (
@@ -291,6 +312,7 @@ Message = (
     | TenantsChanged
     | RequestsServed
     | Ping
+    | EndRun
 )
 
 

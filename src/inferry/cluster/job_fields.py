@@ -13,6 +13,7 @@ from inferry.cluster.frames import (
     ResumeFields,
     UsageFields,
 )
+from inferry.dispatch.gateway import RateLimitStatus
 from inferry.domain import errors
 from inferry.domain.errors import ContextLengthExceeded, GatewayError, InternalError
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, PooledInputs, RepeatPolicy, ResumePoint
@@ -39,7 +40,7 @@ def job_to_fields(job: InferenceJob, now: float) -> JobFields:
         job.parent_run,
         job.lane,
         replace(job.route, avoid=()) if job.route.avoid else job.route,
-        (batch.task, batch.streaming, batch.attention, batch.group),
+        (batch.task, batch.streaming, batch.group),
         (_to_counts(footprint.prompt), _to_counts(footprint.cached), _to_counts(footprint.output)),
         job.token_budget,
         job.prompt_hash,
@@ -65,13 +66,15 @@ def job_to_fields(job: InferenceJob, now: float) -> JobFields:
         job.ttft_allowance_s,
         job.composed,
         job.features,
+        job.run_kv_quota,
+        job.is_batch,
     )
 
 
 def fields_to_job(fields: JobFields, now: float) -> InferenceJob:
     """The job on this process's clock. Its trace is left to the receiver."""
     route, repeat = fields.route, fields.repeat
-    task, streaming, attention, group = fields.batch
+    task, streaming, group = fields.batch
     prompt, cached, output = fields.footprint
     return InferenceJob(
         job_id=fields.job_id,
@@ -80,7 +83,7 @@ def fields_to_job(fields: JobFields, now: float) -> InferenceJob:
         step_id=fields.step_id,
         lane=fields.lane,
         route=route,
-        batch_key=BatchKey(route, task, streaming, attention, group),
+        batch_key=BatchKey(route, task, streaming, group),
         footprint=Footprint(Estimate(*prompt), Estimate(*cached), Estimate(*output)),
         token_budget=fields.token_budget,
         prompt_hash=fields.prompt_hash,
@@ -107,6 +110,8 @@ def fields_to_job(fields: JobFields, now: float) -> InferenceJob:
         ttft_allowance_s=fields.ttft_allowance_s,
         composed=fields.composed,
         features=fields.features,
+        run_kv_quota=fields.run_kv_quota,
+        is_batch=fields.is_batch,
     )
 
 
@@ -200,6 +205,17 @@ def failed_to_message(key: int, end: Failed, rate_limits: RateLimitFields | None
         usage_to_fields(end.usage),
         None if point is None else resume_to_fields(point),
         rate_limits,
+    )
+
+
+def limits_to_fields(status: RateLimitStatus) -> RateLimitFields:
+    return RateLimitFields(
+        status.request_limit,
+        status.requests_left,
+        status.request_reset_s,
+        status.token_limit,
+        status.tokens_left,
+        status.token_reset_s,
     )
 
 

@@ -97,6 +97,7 @@ class LinkEnd(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection now."""
+        self._stop()  # uvloop does not report the loss of a connection whose making was cancelled
         if self._transport is not None:
             self._transport.abort()
 

@@ -9,17 +9,16 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from inferry.cluster import handshake
 from inferry.cluster.frames import (
     MAX_FRAME_BYTES,
     Cancel,
     Cancelled,
-    Catalog,
     Challenge,
+    EndRun,
     FrameError,
     Hello,
     Message,
@@ -31,11 +30,18 @@ from inferry.cluster.frames import (
     Submit,
     TenantsChanged,
 )
-from inferry.cluster.job_fields import done_to_message, failed_to_message, fields_to_job, resume_to_fields
+from inferry.cluster.job_fields import (
+    done_to_message,
+    failed_to_message,
+    fields_to_job,
+    limits_to_fields,
+    resume_to_fields,
+)
 from inferry.cluster.link import LinkEnd
+from inferry.cluster.owner import Owner
 from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.callers import Caller
-from inferry.domain.errors import ClientClosed, GatewayError, IngressLost, InternalError
+from inferry.domain.errors import ClientClosed, GatewayError, IngressLost, InternalError, RunNotFound
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, End, Failed
 from inferry.domain.tenants import Tenant
@@ -54,25 +60,6 @@ MAX_GREETING_BYTES = 4096
 """Longest frame of a peer that has not proved itself."""
 MAX_UNPROVEN = 1024
 """Connections of peers that have not proved themselves; a further one is closed."""
-
-
-class Owner(Protocol):
-    """What connections need of the process that owns the workers."""
-
-    def catalog(self) -> Catalog:
-        """The workers as ingress processes see them."""
-
-    def caller(self, tenant: str, key_id: str | None) -> Caller:
-        """The caller of a job that is to be admitted here. Raises InvalidApiKey."""
-
-    def traced(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> InferenceJob:
-        """The job with a trace that continues the one of these headers."""
-
-    def serve_http(self, transport: asyncio.Transport, unread: bytes, peer: str) -> None:
-        """Serve a client's HTTP connection that an ingress process forwards."""
-
-    def count_requests(self, path: str, status: int, number: int) -> None:
-        """Count HTTP requests that an ingress process has answered."""
 
 
 class OwnerServer:
@@ -243,6 +230,7 @@ class OwnerConnection(LinkEnd):
         self._gateway = server.gateway
         self._challenge: Challenge | None = handshake.challenge()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tokenizing: dict[int, asyncio.Task[None]] = {}
         self.jobs: dict[int, OwnedJob] = {}
         self.marked: list[OwnedJob] = []
 
@@ -261,6 +249,8 @@ class OwnerConnection(LinkEnd):
     def on_lost(self) -> None:
         self._server.connection_lost(self)
         self.marked.clear()
+        for task in self._tokenizing.values():
+            task.cancel()
         jobs, self.jobs = self.jobs, {}
         for owned in jobs.values():
             owned.stream.listen(_ignore)
@@ -283,6 +273,9 @@ class OwnerConnection(LinkEnd):
         elif isinstance(message, RequestsServed):
             for path, status, number in message.counts:
                 self._server.owner.count_requests(path, status, number)
+        elif isinstance(message, EndRun):
+            with contextlib.suppress(RunNotFound):
+                self._gateway.finish_run(message.tenant, message.run_id)
         else:
             raise FrameError(f"an ingress process sent {type(message).__name__}")
 
@@ -308,8 +301,27 @@ class OwnerConnection(LinkEnd):
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _submit(self, message: Submit) -> None:
+        job = fields_to_job(message.job, self._gateway.now())
+        if not self._server.owner.lacks_tokens(job):
+            self._begin(message, job)
+            return
+        task = self._tokenizing[message.key] = self._loop.create_task(self._tokenize(message, job))
+        task.add_done_callback(lambda _: self._tokenizing.pop(message.key, None))
+
+    async def _tokenize(self, message: Submit, job: InferenceJob) -> None:
+        try:
+            job = await self._server.owner.tokenized(job)
+        except GatewayError as error:
+            self.send(failed_to_message(message.key, Failed(job.job_id, error), None))
+        except Exception:
+            self._send_internal_error(message.key, job)
+        else:
+            del self._tokenizing[message.key]  # a cancel finds the job from here on
+            self._begin(message, job)
+
+    def _begin(self, message: Submit, job: InferenceJob) -> None:
         key, owner = message.key, self._server.owner
-        job = self._with_free_id(fields_to_job(message.job, self._gateway.now()))
+        job = self._with_free_id(job)
         caller: Caller | None = None
         try:
             caller = Caller(Tenant(name=job.tenant)) if message.is_admitted else owner.caller(job.tenant, job.key_id)
@@ -323,12 +335,16 @@ class OwnerConnection(LinkEnd):
             self.send(failed_to_message(key, Failed(job.job_id, error), limits))
             return
         except Exception:
-            log.exception("a job of an ingress process failed")
-            refusal = InternalError("the gateway failed to handle the request")
-            self.send(failed_to_message(key, Failed(job.job_id, refusal), None))
+            self._send_internal_error(key, job)
             return
         owned = self.jobs[key] = OwnedJob(self, key, job, stream, caller)
         stream.listen(owned.on_news)
+
+    def _send_internal_error(self, key: int, job: InferenceJob) -> None:
+        """Logs the exception that is being handled."""
+        log.exception("a job of an ingress process failed")
+        refusal = InternalError("the gateway failed to handle the request")
+        self.send(failed_to_message(key, Failed(job.job_id, refusal), None))
 
     def _with_free_id(self, job: InferenceJob) -> InferenceJob:
         """The job, with an id of its own while an earlier attempt has not ended here.
@@ -355,21 +371,16 @@ class OwnerConnection(LinkEnd):
 
     def rate_limits(self, caller: Caller) -> RateLimitFields | None:
         status = self._gateway.rate_limit_status(caller)
-        if status is None:
-            return None
-        return RateLimitFields(
-            status.request_limit,
-            status.requests_left,
-            status.request_reset_s,
-            status.token_limit,
-            status.tokens_left,
-            status.token_reset_s,
-        )
+        return None if status is None else limits_to_fields(status)
 
     async def _cancel(self, message: Cancel) -> None:
         confirmed: list[int] = []
         pending: list[tuple[OwnedJob, asyncio.Future[frozenset[str]]]] = []
         for key in message.keys:
+            if (tokenizing := self._tokenizing.get(key)) is not None:
+                tokenizing.cancel()
+                confirmed.append(key)
+                continue
             owned = self.jobs.get(key)
             if owned is None:
                 continue

@@ -13,8 +13,10 @@ import msgspec
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
+from inferry.cluster.kept_cancellation import kept_cancellation
 from inferry.cluster.ownership import Claim, Owner
-from inferry.cluster.redis_scripts import CLAIM, EXCHANGE, PUBLISH, RESIGN
+from inferry.cluster.redis_scripts import CLAIM, EXCHANGE, LINKS, PUBLISH, RESIGN
+from inferry.cluster.run_links import Link, ReadLinks
 from inferry.domain.shared_limits import (
     CONTENTION_MS,
     REBUILD_MS,
@@ -34,22 +36,27 @@ READ_TIMEOUT_S = READ_BLOCK_S + 2.0
 """Longest wait for cancelled runs at Redis, and for its answer."""
 RUNS_KEPT = 100_000
 """Cancelled runs in the stream: gateways that were cut off read what they missed."""
+LINKS_KEPT = 100_000
+"""Parents of runs in the stream."""
+LINKS_KEPT_S = 172_800
 _CHUNK = 1000
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, int, int, int]] | bool]).decode
+_decode_links = msgspec.msgpack.Decoder(tuple[str, list[Link], bool, str]).decode
 
 
 @contextmanager
 def _as_unavailable() -> Iterator[None]:
     try:
-        yield
+        with kept_cancellation():
+            yield
     except (RedisError, OSError, TimeoutError) as error:
         raise AuthorityUnavailable(f"Redis: {type(error).__name__}") from None
 
 
 class RedisAuthority:
-    """Implements `LimitAuthority` and `OwnershipAuthority`, and carries cancelled runs."""
+    """Implements `LimitAuthority` and `OwnershipAuthority`, and carries cancelled runs and parents of runs."""
 
     def __init__(self, url: str, ttl_ms: int, *, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S) -> None:
         self._ttl_ms = ttl_ms
@@ -61,6 +68,7 @@ class RedisAuthority:
         self._exchange = self._redis.register_script(EXCHANGE)
         self._publish = self._redis.register_script(PUBLISH)
         self._claim = self._redis.register_script(CLAIM)
+        self._links = self._redis.register_script(LINKS)
         self._resign = self._redis.register_script(RESIGN)
 
     async def exchange(self, holder: str, number: int, generation: int, asks: Sequence[Ask]) -> Exchanged:
@@ -121,6 +129,17 @@ class RedisAuthority:
         entries = found[0][1] if found else []
         runs = [(row[b"by"].decode(), row[b"tenant"].decode(), row[b"run"].decode()) for _, row in entries]
         return (entries[-1][0].decode() if entries else position), runs
+
+    # -- parents of runs ---------------------------------------------------------------------------------------------
+
+    async def exchange_links(self, position: str, links: Sequence[Link]) -> ReadLinks:
+        """Append links to the stream in chunks; returns the first ones after the position."""
+        with _as_unavailable():
+            chunks = [links[start : start + _CHUNK] for start in range(0, len(links), _CHUNK)]
+            for chunk in chunks or [[]]:
+                packed = _encode(chunk)
+                found = await self._links(args=[self._prefix, position, packed, _CHUNK, LINKS_KEPT, LINKS_KEPT_S])
+        return ReadLinks(*_decode_links(found))
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -1,4 +1,4 @@
-"""Scripts that Redis runs atomically: the rules of `limit_authority` and `ownership`.
+"""Scripts that Redis runs atomically: the rules of `limit_authority` and `ownership`, and the stream of links.
 
 Redis expires and persists keys by itself, and a restart or a failover may lose the last writes without a trace. All
 state therefore names the run id of the server process that holds it. Under another run id the state counts as lost.
@@ -149,6 +149,24 @@ end
 redis.call('HSET', key, 'gateway', gateway, 'address', address, 'epoch', epoch, 'run_id', run_id)
 redis.call('PEXPIRE', key, ttl)
 return {gateway, address, epoch}
+"""
+)
+
+LINKS = (
+    _HEAD
+    + """
+local key, position, most = prefix .. 'links', ARGV[2], tonumber(ARGV[4])
+for _, one in ipairs(cmsgpack.unpack(ARGV[3])) do
+    redis.call('XADD', key, 'MAXLEN', '~', ARGV[5], '*', 'tenant', one[1], 'run', one[2], 'parent', one[3])
+    redis.call('EXPIRE', key, ARGV[6])
+end
+local found = redis.call('XRANGE', key, '(' .. position, '+', 'COUNT', most)
+local links = {}
+for i, entry in ipairs(found) do
+    links[i] = {entry[2][2], entry[2][4], entry[2][6]}
+    position = entry[1]
+end
+return cmsgpack.pack({position, links, #found < most, run_id})
 """
 )
 

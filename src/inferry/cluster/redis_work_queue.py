@@ -9,6 +9,7 @@ import msgspec
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
+from inferry.cluster.kept_cancellation import kept_cancellation
 from inferry.cluster.work_scripts import ADD, CLAIM, DONE, PUT_BACK, RENEW, TAKE
 from inferry.domain.work_queue import MAX_DELIVERIES, NewWork, QueueEntry, QueueUnavailable, Renewal, Wanted, quoted
 
@@ -128,7 +129,8 @@ class RedisWorkQueue:
     @contextmanager
     def _answering(self, operation: str) -> Iterator[None]:
         try:
-            yield
+            with kept_cancellation():
+                yield
         except (RedisError, OSError, TimeoutError) as error:
             problem = f"Redis: {type(error).__name__}"
             self._outages.failed(operation, problem)

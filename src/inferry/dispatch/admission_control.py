@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from inferry.admission.permits import Permit
 from inferry.admission.quota_gate import QuotaGate
@@ -25,7 +26,7 @@ from inferry.domain.streams import Done, Usage
 from inferry.domain.values import replace
 from inferry.runs.registry import Run, RunRegistry
 
-_EMPTY_FOOTPRINT = Footprint(Estimate.exactly(0), Estimate.exactly(0), Estimate.exactly(0))
+_EMPTY_FOOTPRINT: Final = Footprint(Estimate.exactly(0), Estimate.exactly(0), Estimate.exactly(0))
 
 
 class AdmissionSession:
@@ -65,10 +66,16 @@ class AdmissionControl:
             self.runs.reject(run, job.job_id, now)
             raise
         self._sessions[job.job_id] = AdmissionSession(permit, run)
+        if run.parent is not None and run.parent.run_id != job.parent_run:
+            # The ledger gets the parent that counts, since links are restored from it.
+            job = replace(job, parent_run=run.parent.run_id)
         if permit.output_cap < job.token_budget:
             job = _capped(job, permit.output_cap)
-        if (max_kv_tokens := caller.tenant.limits.max_kv_tokens) is not None and not caller.tenant.shadow:
-            job = replace(job, max_kv_tokens=max_kv_tokens)
+        limits = caller.tenant.limits
+        if limits.max_kv_tokens is not None and not caller.tenant.shadow:
+            job = replace(job, max_kv_tokens=limits.max_kv_tokens)
+        if limits.run_max_kv_tokens is not None and not caller.tenant.shadow:
+            job = replace(job, run_kv_quota=(permit.run_id, limits.run_max_kv_tokens))
         return job, permit.granted_tokens, permit.watermark_batch
 
     def admit_follower(self, job: InferenceJob, caller: Caller) -> "FollowerSession":

@@ -1,14 +1,21 @@
 """The budget of a job as the loop sees it, and the end of a job whose budget is used up."""
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import GatewayError
+from inferry.domain.errors import GatewayError, LedgerUnavailable
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, End, FinishReason, Usage
 
 BUDGET_HOLD_S = 5.0
 """Longest wait for a job's budget watermark to be written to the database."""
+RETRY_AFTER_S: Final = 2.0
+"""Told to a refused client where no better time is known."""
+
+
+def watermark_timeout() -> LedgerUnavailable:
+    """Ends a job whose budget watermarks are not in the database in time."""
+    return LedgerUnavailable("the budget watermark was not written in time", retry_after_s=RETRY_AFTER_S)
 
 
 class Budget(Protocol):

@@ -3,14 +3,16 @@
 Other refusals have no row. A client that repeats a refused call adds no row for `REPEAT_AFTER_S`.
 """
 
+from typing import Final
+
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import GatewayError, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.streams import Failed
 
-REPEAT_AFTER_S = 3600.0
-MAX_REMEMBERED = 10_000
+REPEAT_AFTER_S: Final = 3600.0
+MAX_REMEMBERED: Final = 10_000
 
 
 class BudgetRefusals:

@@ -5,6 +5,7 @@ controller per worker; workers whose capacity is fixed by configuration have non
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import Lane, LanePolicy
@@ -17,7 +18,7 @@ CAPACITY_INTERVAL_S = 0.05
 MIN_RELATIVE_CHANGE = 0.03
 """The scheduler is told of a capacity only if some part of it has changed by more than this share."""
 
-MIN_WAIT_S = 0.05
+MIN_WAIT_S: Final = 0.05
 
 
 class _TrackedWorker:
@@ -124,14 +125,14 @@ class CapacityTracker:
         if tracked is not None:
             job = attempt.job
             tracked.jobs[attempt] = None
-            tracked.controller.sent(job.lane, job.footprint.prefill_tokens, now)
+            tracked.controller.sent(job.lane, attempt.prefill_tokens, now)
 
     def first_token(self, attempt: Attempt, now: float) -> None:
         tracked = self._tracked_for(attempt)
         if tracked is not None and attempt in tracked.jobs:
             job = attempt.job
-            prefill_tokens = job.footprint.prefill_tokens
-            if job.route.role != "decode":  # what was handed over is in no cache
+            prefill_tokens = attempt.prefill_tokens
+            if job.route.role != "decode" and attempt.finds_prefix:  # what was handed over is in no cache
                 tracked.expected_cached_tokens += job.footprint.cached.high
             tracked.jobs[attempt] = tracked.controller.first_token(job.lane, prefill_tokens, attempt.slo_start_at, now)
 

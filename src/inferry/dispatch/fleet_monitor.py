@@ -7,6 +7,7 @@ only time changes it, and the first job computes it at once.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from inferry.dispatch.capacity import CAPACITY_INTERVAL_S, CapacityTracker
 from inferry.dispatch.foreign_load import ForeignLoadBound
@@ -20,7 +21,7 @@ from inferry.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-LOG_INTERVAL_S = 1.0
+LOG_INTERVAL_S: Final = 1.0
 
 
 class FleetMonitor:

@@ -8,6 +8,7 @@ job has ended.
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from inferry.domain.lanes import Lane
 from inferry.domain.queue_depth import QueueDepth
@@ -16,9 +17,9 @@ from inferry.domain.workers import Load, WorkerView
 
 log = logging.getLogger(__name__)
 
-FOREIGN_HOLD_S = 5.0
+FOREIGN_HOLD_S: Final = 5.0
 """Longest time for which foreign load alone keeps all jobs from a worker."""
-_NO_LOAD = Load()
+_NO_LOAD: Final = Load()
 
 
 class ForeignLoadBound:

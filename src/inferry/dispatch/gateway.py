@@ -3,26 +3,29 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.admission.reports import AccountReport, RateLimitStatus
-from inferry.dispatch.adapters import AdapterControl
 from inferry.dispatch.admission_control import AdmissionControl
+from inferry.dispatch.budget import RETRY_AFTER_S
 from inferry.dispatch.budget_refusals import BudgetRefusals
 from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
+from inferry.dispatch.fleet_adapters import FleetAdapters
 from inferry.dispatch.gpu_accounting import GpuAccounting
-from inferry.dispatch.job_host import RETRY_AFTER_S, JobHost
+from inferry.dispatch.job_host import JobHost
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.model_catalog import ModelCatalog
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.run_cancellation import RunCanceller
+from inferry.dispatch.run_lineages import ReadyJob, RunLineages
 from inferry.dispatch.run_watchers import RunWatchers
 from inferry.dispatch.scale_monitor import ScaleMonitor
 from inferry.dispatch.singleflight.single_flight import SingleFlight
-from inferry.dispatch.values import CancelReport, WorkerReport
+from inferry.dispatch.values import CancelReport, OwnerState, WorkerReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import Clock
@@ -42,19 +45,22 @@ from inferry.streams.mailbox import JobStream, ended_stream
 __all__ = [
     "AccountReport",
     "CancelReport",
+    "FleetAdapters",
     "Gateway",
     "JobStream",
     "ModelCatalog",
     "RateLimitStatus",
+    "ReadyJob",
     "Run",
     "RunSnapshot",
     "RunStatus",
     "Totals",
     "WorkerReport",
     "ended_stream",
+    "tree_totals",
 ]
 
-CLEANUP_INTERVAL_S = 60.0
+CLEANUP_INTERVAL_S: Final = 60.0
 
 
 class Gateway:
@@ -81,7 +87,9 @@ class Gateway:
         self.models = models
         self.now = clock.now
         self.wall = clock.wall
-        self.adapters = AdapterControl(pool, loop, models)
+        self.adapters = FleetAdapters(pool, loop, models)
+        self.drain_worker = pool.drain
+        self.readmit_worker = pool.readmit
         self._pool = pool
         self._loop = loop
         self._host = host
@@ -102,6 +110,7 @@ class Gateway:
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._announced: set[asyncio.Task[CancelReport]] = set()
         self._run_watchers = RunWatchers()
+        self.lineages = RunLineages(admission.runs, clock, self.cancel_announced)
         self.on_run_cancelled: Callable[[str, str], None] | None = None
         """Tells other gateways of a run that was cancelled here. They may know runs that this one does not."""
         self._run_canceller = RunCanceller(
@@ -141,7 +150,11 @@ class Gateway:
         """
         streams: list[JobStream] = []
         try:
-            self._check_space(jobs[0], len(jobs))
+            self._loop.check_space(jobs[0], len(jobs))
+        except GatewayError as error:
+            self._metrics.refused(error.code)
+            raise
+        try:
             for job in jobs:
                 streams.append(self.submit(job, caller))
         except GatewayError:
@@ -149,13 +162,6 @@ class Gateway:
                 self.cancel(job.job_id, CallAborted("another prompt of the call was refused"))
             raise
         return streams
-
-    def _check_space(self, job: InferenceJob, count: int) -> None:
-        try:
-            self._loop.check_space(job, count)
-        except GatewayError as error:
-            self._metrics.refused(error.code)
-            raise
 
     def cancel(self, job_id: str, error: GatewayError | None = None) -> PendingCancel | None:
         """End a job for a reason of its own. A shared execution continues while another job reads it.
@@ -213,6 +219,10 @@ class Gateway:
         """Queued jobs by lane."""
         return self._loop.queue_depths()
 
+    def queue_depth_of(self, lane: Lane, model: str) -> int:
+        """Queued jobs of the lane for a model."""
+        return self._loop.queue_depth_of(lane, model)
+
     def streams(self) -> Iterable[JobStream]:
         """Streams of all executions in flight."""
         return self._loop.streams()
@@ -256,16 +266,16 @@ class Gateway:
             return await self._run_canceller.cancel_run(tenant, run_id, wait_s=wait_s, is_known=is_known)
         finally:
             # After the cancels were sent: a stopped call keeps its KV for the run's next call until here.
-            self._release_run(tenant, run_id)
+            self.release_run(tenant, run_id)
 
     def finish_run(self, tenant: str, run_id: str) -> None:
         """The agent says that the run is over. Raises RunNotFound."""
         self._admission.runs.finish(tenant, run_id, self.now())
-        self._release_run(tenant, run_id)
+        self.release_run(tenant, run_id)
 
-    def _release_run(self, tenant: str, run_id: str) -> None:
+    def release_run(self, tenant: str, run_id: str) -> None:
         """A run is over: workers keep nothing for its next call, and it is concurrent no longer."""
-        for sub_run_id in self._admission.runs.tree_of(tenant, run_id):
+        for sub_run_id in self._admission.runs.tree_of(tenant, run_id) or [run_id]:
             self._pool.end_run(tenant, sub_run_id)
             self._loop.end_run(tenant, sub_run_id)
         self._admission.gate.free_run_slot(tenant, run_id)
@@ -290,10 +300,6 @@ class Gateway:
         runs = self._admission.runs
         return [(run, runs.status(run)) for run in runs.newest_of_all(limit)]
 
-    def tree_totals(self, run: Run, most_runs: int) -> tuple[Totals, int]:
-        """Sums over at most `most_runs` runs of a tree, and their number."""
-        return tree_totals(run, most_runs)
-
     def run_budget(self, tenant: str, run_id: str) -> AccountReport | None:
         return self._admission.gate.run_report(tenant, run_id)
 
@@ -314,8 +320,7 @@ class Gateway:
         return self._pool.report()
 
     def use_lanes(self, lanes: Mapping[Lane, LanePolicy], version: int, trial: LaneTrial | None = None) -> None:
-        """Apply other lane policies to calls that arrive from now on, and those of a trial to its runs. No call in
-        progress is affected."""
+        """Apply other lane policies to calls that arrive from now on, and those of a trial to its runs."""
         self._queue_limiter.use_lanes(lanes)
         self.models.use_lanes(lanes, None if trial is None else trial.lanes)
         self._loop.use_lanes(lanes, version, trial)
@@ -324,11 +329,16 @@ class Gateway:
         """Add the time since the last call to the workers' GPU time."""
         self._gpu_accounting.sample(now)
 
-    def drain_worker(self, name: str) -> None:
-        self._pool.drain(name)
+    def owner_state(self) -> OwnerState:
+        """What the next owner of the workers keeps of this one."""
+        adapters = tuple((name, path, base) for name, (path, base) in self.adapters.wanted.items())
+        return OwnerState(adapters, tuple((advice.group, advice.desired) for advice in self.scale.report()))
 
-    def readmit_worker(self, name: str) -> None:
-        self._pool.readmit(name)
+    def take_over(self, last: OwnerState) -> None:
+        """Want the adapters of the last owner, and no fewer workers than it has advised."""
+        self.adapters.wanted = {name: (path, base) for name, path, base in last.adapters}
+        for group, workers in last.desired:
+            self.scale.assume_needed(group, workers, self.now())
 
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 

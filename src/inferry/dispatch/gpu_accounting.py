@@ -6,6 +6,7 @@ attempt ends, so that its ledger entry and its cost have the GPU time. `refresh`
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
@@ -15,9 +16,9 @@ from inferry.domain.workers import WorkerView
 from inferry.ledger.attribution import GpuTimeEstimator
 from inferry.ledger.gpu_time import GpuTimeBook, waste_of
 
-SETTLE_INTERVAL_S = 0.25
-ROW_INTERVAL_S = 60.0
-MAX_CLOCK_DRIFT_S = 1.0
+SETTLE_INTERVAL_S: Final = 0.25
+ROW_INTERVAL_S: Final = 60.0
+MAX_CLOCK_DRIFT_S: Final = 1.0
 """Rows follow each other without gaps. After a step of the wall clock by more than this, they follow it."""
 
 

@@ -7,19 +7,20 @@ that an overloaded fleet is not given more work for being slow. Subscribes to `s
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from inferry.domain.attempts import Attempt
 
-MIN_TTFT_S = 0.75
+MIN_TTFT_S: Final = 0.75
 """No first token is overdue sooner: servers are asked every half second whether they are alive."""
-TTFT_FACTOR = 4.0
+TTFT_FACTOR: Final = 4.0
 """A first token is overdue after this many times the 99th percentile of the history."""
-HISTORY_SIZE = 128
+HISTORY_SIZE: Final = 128
 """First tokens that make up a history. Its slowest stands for the 99th percentile."""
-MIN_HISTORY = 8
-BASE_TOKENS = 256
+MIN_HISTORY: Final = 8
+BASE_TOKENS: Final = 256
 """What a call costs besides its prompt, in prompt tokens: first-token times are compared per token of both."""
-MAX_HEDGE_TOKENS = 10.0
+MAX_HEDGE_TOKENS: Final = 10.0
 
 
 class TtftHistory:

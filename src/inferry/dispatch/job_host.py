@@ -1,22 +1,20 @@
 """Runs admitted jobs: the host of single flight, and the way to the dispatch loop."""
 
 from inferry.dispatch.admission_control import AdmissionControl, FollowerSession
+from inferry.dispatch.budget import RETRY_AFTER_S
 from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.singleflight.single_flight import SharingKind
 from inferry.domain.callers import Caller
-from inferry.domain.errors import GatewayError, LedgerUnavailable, NoWorker
+from inferry.domain.errors import GatewayError, NoWorker
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.observe.tracing.tracer import Tracer
 from inferry.streams.mailbox import JobStream
-
-RETRY_AFTER_S = 2.0
-"""Told to a refused client where no better time is known."""
 
 
 class JobHost:
@@ -49,13 +47,15 @@ class JobHost:
             raise no_worker
         job, granted_tokens, batch = self._admission.admit(job, caller)
         try:
-            stream = self._loop.submit(job, granted_tokens, _watermark_timeout() if batch else None, no_worker)
+            stream = self._loop.submit(job, granted_tokens, batch, no_worker)
         except BaseException:
             self._admission.reject(job.job_id)
             raise
         finally:
             if self._watermarks is not None:
                 self._watermarks.wake()
+        if stream.attempt.job.overflow is not None:
+            batch = max(batch, self._loop.overflow_batch(stream.attempt.job))
         if batch and self._watermarks is not None:
             self._watermarks.wait(batch, job.job_id)
         return stream
@@ -99,7 +99,9 @@ class JobHost:
         """The refusal of a job that own workers cannot take."""
         route = job.route
         if not self._pool.serves(route.model) and not self._may_wait_for_worker(job):
-            return NoWorker(f"no worker of model `{route.model}` is up", retry_after_s=RETRY_AFTER_S)
+            is_drained = self._pool.is_drained(route.model, route.isolation)
+            state = "every worker of model `{}` is drained" if is_drained else "no worker of model `{}` is up"
+            return NoWorker(state.format(route.model), retry_after_s=RETRY_AFTER_S)
         if (route.isolation is not None or route.precision is not None) and not self._loop.has_route(route):
             return NoWorker(
                 f"no worker in the tenant's pool serves model `{route.model}`"
@@ -113,9 +115,3 @@ class JobHost:
         """Whether a worker of the job's model may come back up in time."""
         model = job.route.model
         return self._pool.is_model_out(model) and self._pool.outage_timeout_s(model) > 0
-
-
-def _watermark_timeout() -> LedgerUnavailable:
-    """Ends a job whose budget watermarks are not in the database in time."""
-    message = "the budget watermark was not written in time"
-    return LedgerUnavailable(message, retry_after_s=RETRY_AFTER_S)

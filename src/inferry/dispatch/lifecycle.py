@@ -5,6 +5,7 @@ job through `end`, exactly once. The job events (`domain.job_events`) are publis
 """
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from inferry.dispatch.budget import Budget, budget_stop, is_budget_capped
 from inferry.dispatch.cancel_sender import CancelSender, PendingCancel
@@ -32,7 +33,7 @@ RETRY_DELAY_S = 0.1
 """Pause before a lost job is offered again where only a worker that lost it can take it; four times as long after each
 further loss, up to the third."""
 
-_FIRST_TOKEN = FirstToken()
+_FIRST_TOKEN: Final = FirstToken()
 
 
 class JobLifecycle:
@@ -138,7 +139,7 @@ class JobLifecycle:
             return  # late: another attempt continues the job
         now = self._now()
         if type(item) is not Delta:
-            if isinstance(item, Done | Failed):
+            if isinstance(item, (Done, Failed)):  # compiled code would make an object of `Done | Failed`
                 self.attempt_ended(stream, item, now)
                 self.request_tick()
             elif isinstance(item, Placed):
@@ -148,11 +149,11 @@ class JobLifecycle:
             return
         if item.tokens:
             job = attempt.job
-            if attempt.last_token_at is None:
+            is_first = attempt.last_token_at is None
+            if is_first:
                 attempt.first_token(now)
                 self._events.first_token(attempt, now)
                 self._scheduler.progress(job.job_id, _FIRST_TOKEN, now)
-                self.request_tick()
             else:
                 self._events.produced(attempt, now)
                 attempt.last_token_at = now
@@ -164,10 +165,16 @@ class JobLifecycle:
                 attempt.slo_attained = False
             attempt.output_tokens += item.tokens
             if attempt.output_tokens >= attempt.renew_at_tokens and not self._may_continue(attempt, item):
+                if is_first:
+                    self.request_tick()
                 return
             if attempt.output_tokens >= attempt.reported_tokens + PROGRESS_INTERVAL_TOKENS:
                 self._scheduler.progress(job.job_id, Produced(attempt.output_tokens - attempt.reported_tokens), now)
                 attempt.reported_tokens = attempt.output_tokens
+            if is_first and not item.is_last:  # else the end follows, with a tick of its own
+                stream.push(item)
+                self.request_tick()  # after the reader, whose frame to another process leaves in the same turn
+                return
         stream.push(item)
 
     def _restarted(self, stream: JobStream, item: Restarted) -> None:
@@ -278,7 +285,8 @@ class JobLifecycle:
         self._events.queued(attempt, now)
         job_id = retry.job.job_id
         losses = retry.job.attempt - 1 - retry.job.preemptions - (retry.job.prefill is not None)
-        if not losses or self._pool.serves_elsewhere(retry.job.route.model, retry.job.route.avoid):
+        route = retry.job.route
+        if not losses or self._pool.serves_elsewhere(route.model, route.avoid, route.precision):
             self.on_retry(job_id, 0.0)
         else:
             self.on_retry(job_id, max(RETRY_DELAY_S * 4 ** min(losses - 1, 2), end.error.retry_after_s or 0.0))
@@ -296,11 +304,13 @@ class JobLifecycle:
             worked, end = replace(end, usage=engine_usage(job, end.usage)), billed_end(job, end)
         self._gpu_accounting.meter(attempt, worked.usage, now)
         attempt.ended(end, now)
-        usage = total_usage(job, attempt.usage())
+        # A shared execution has used nothing of this job's, also before it was resumed.
+        usage = attempt.usage() if attempt.shared_with is not None else total_usage(job, attempt.usage())
         cost = None if self._budget is None else self._budget.ended(attempt, usage, now)
         self._settle(attempt, worked, now, cost)
         if job.resume_point is not None and isinstance(end, Done):
-            end = replace(end, usage=usage, raw=b"")
+            delivered = usage if attempt.shared_with is None else total_usage(job, end.usage)
+            end = replace(end, usage=delivered, raw=b"")
         self.demux.close(stream, end)
         if not len(self.demux):
             self.on_idle()
@@ -310,6 +320,8 @@ class JobLifecycle:
         retried has no cost: the last one pays for what was delivered.
         """
         usage = end.usage
+        if not isinstance(end, Done):
+            self._judge_missing_token(attempt, now)
         self._scheduler.progress(
             attempt.job.job_id,
             Ended(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)
@@ -320,6 +332,14 @@ class JobLifecycle:
         self.settle_overflow(attempt)
         attempt.ledger_entry = attempt.entry(self._clock.wall(), cost)
         self._events.ended(attempt, now)
+
+    def _judge_missing_token(self, attempt: Attempt, now: float) -> None:
+        """The next token never came. If it was due before the end, the attempt has missed its target."""
+        slo_target = self._slo_targets.get(attempt.job.lane)
+        if slo_target is None:
+            return
+        if now - attempt.slo_start_at > slo_target[0] + attempt.output_tokens * slo_target[1]:
+            attempt.slo_attained = False
 
     def _new_attempt(self, job: InferenceJob) -> Attempt:
         attempt = Attempt(job)

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from inferry.dispatch.budget import BUDGET_HOLD_S
+from inferry.dispatch.budget import BUDGET_HOLD_S, watermark_timeout
 from inferry.dispatch.cancel_sender import CancelSender, PendingCancel
 from inferry.dispatch.fleet_monitor import FleetMonitor
 from inferry.dispatch.hedging import may_hedge
@@ -37,6 +37,7 @@ from inferry.domain.errors import (
     NoWorker,
     Preempted,
     QueueTimeout,
+    WorkerLost,
     WorkerTimeout,
 )
 from inferry.domain.jobs import InferenceJob
@@ -76,7 +77,8 @@ class DispatchLoop:
         self._demux = lifecycle.demux
         self.streams = self._demux.streams
         self._queue_admission = queue_admission
-        self.queue_depths = depth.by_lane
+        self.overflow_batch = queue_admission.overflow_batch
+        self.queue_depths, self.queue_depth_of = depth.by_lane, depth.of
         self._fleet = fleet
         self.used_fraction = fleet.used_fraction
         self._usage_validator = usage_validator
@@ -128,14 +130,14 @@ class DispatchLoop:
         self,
         job: InferenceJob,
         granted_tokens: int = UNLIMITED,
-        hold_error: GatewayError | None = None,
+        batch: int = 0,
         no_worker: GatewayError | None = None,
     ) -> JobStream:
         """Open the job's stream, then offer the job: every queued job has a reader.
 
-        `granted_tokens` is how many tokens its budgets grant it for now. With `hold_error` the job is held until
-        `reoffer`, and fails with that error after BUDGET_HOLD_S. Raises QueueFull, DeadlineInfeasible, or `no_worker`
-        where own workers cannot take the job and it does not overflow.
+        `granted_tokens` is how many tokens its budgets grant it for now. A job that waits for a batch of watermarks,
+        its own `batch` or that of its overflow, is held until `reoffer`, and fails after BUDGET_HOLD_S. Raises
+        QueueFull, DeadlineInfeasible, or `no_worker` where own workers cannot take the job and it does not overflow.
         """
         now = self._now()
         job, prediction = self._queue_admission.admit(job, now, no_worker)
@@ -143,10 +145,11 @@ class DispatchLoop:
             job = self._prefill_router.redirect(job)
         stream = self._lifecycle.open(job, granted_tokens, prediction)
         try:
-            if hold_error is None:
-                self._scheduler.offer(job, now, is_admitted=job.overflow is not None)
+            if batch or (job.overflow is not None and self.overflow_batch(job)):
+                error = watermark_timeout()
+                self._delayed[job.job_id] = self._loop.call_later(BUDGET_HOLD_S, self.cancel, job.job_id, error)
             else:
-                self._delayed[job.job_id] = self._loop.call_later(BUDGET_HOLD_S, self.cancel, job.job_id, hold_error)
+                self._scheduler.offer(job, now, is_admitted=job.overflow is not None)
         except Exception as error:
             self._lifecycle.settle_overflow(stream.attempt)
             refusal = error if isinstance(error, GatewayError) else InternalError("the job could not be queued")
@@ -282,7 +285,7 @@ class DispatchLoop:
         self._fleet.view_changed(worker)
         if view.role == "prefill":
             self._release_stranded()
-        self._outage_timeout.models_changed(view.models)
+        self._outage_timeout.worker_changed(view)
 
     def _worker_removed(self, worker: str) -> None:
         self._fleet.forget(worker)
@@ -316,10 +319,12 @@ class DispatchLoop:
         cancel; whether it is down is for its supervisor to find out.
         """
         job, plan, stream = attempt.job, attempt.plan, self._demux.get(attempt.job.job_id)
+        route = job.route
         if plan is None or stream is None or stream.attempt is not attempt or not may_hedge(attempt):
             return
         worker = plan.worker
-        if self._pool.serves_elsewhere(job.route.model, (*job.route.avoid, worker)) and self._fleet.take_hedge_token():
+        is_served = self._pool.serves_elsewhere(route.model, (*route.avoid, worker), route.precision)
+        if is_served and self._fleet.take_hedge_token():
             self._lifecycle.attempt_ended(
                 stream, Failed(job.job_id, WorkerTimeout(f"the first token from {worker} is overdue")), now
             )
@@ -369,13 +374,21 @@ class DispatchLoop:
 
     async def _run(self, plan: BatchPlan) -> None:
         """Run one plan to the end of every job in it, whatever the worker does."""
-        plan_error: GatewayError = InternalError("the gateway stopped")
+        has_returned = False
+        plan_error: GatewayError | None = None
         try:
             plan_error = await run_plan(self._pool.worker(plan.worker), plan, partial(self._lifecycle.emit, plan))
+            has_returned = True
         finally:
-            now = self._now()
+            now, is_unfinished = self._now(), False
             for job in plan.jobs:
                 stream = self._demux.get(job.job_id)
+                is_unfinished = is_unfinished or stream is not None
                 if stream is not None and stream.attempt.plan is plan:
+                    if plan_error is None and has_returned:
+                        plan_error = WorkerLost(f"worker {plan.worker} returned before the end of the job")
+                    elif plan_error is None:
+                        plan_error = InternalError("the gateway stopped")
                     self._lifecycle.attempt_ended(stream, Failed(job.job_id, plan_error), now)
-            self._request_tick()
+            if is_unfinished:  # else the ends of all jobs have asked for a tick
+                self._request_tick()

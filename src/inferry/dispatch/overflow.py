@@ -1,7 +1,8 @@
 """Overflow: jobs that own workers cannot serve in time go to hosted workers, within a ceiling of cost.
 
 A job is considered once, when it arrives. Its cost is reserved before it is queued for a hosted worker and settled when
-its attempt has ended. Belongs to the dispatch loop.
+its attempt has ended. Where a watermark of the budget must be raised, the job is held until it is in the database.
+Belongs to the dispatch loop.
 """
 
 from collections import Counter
@@ -96,6 +97,10 @@ class OverflowRouter:
             max_wait_s=0.0,
             overflow=Overflow(reason, wait_s if is_up else None),
         )
+
+    def watermark_batch(self, job_id: str) -> int:
+        """The batch of watermarks that must be in the database before a job that overflows is sent; 0 for none."""
+        return self._reservations[job_id].watermark_batch
 
     def settle(self, attempt: Attempt) -> None:
         """Charge an ended attempt and note the cost in its decision. A job that was never sent costs nothing."""

@@ -10,8 +10,8 @@ from inferry.streams.mailbox import StreamProtocolError
 log = logging.getLogger(__name__)
 
 
-async def run_plan(worker: Worker | None, plan: BatchPlan, emit: Emit) -> GatewayError:
-    """Run the plan. Returns the error for those of its jobs that the worker did not end."""
+async def run_plan(worker: Worker | None, plan: BatchPlan, emit: Emit) -> GatewayError | None:
+    """Run the plan. Returns the error for those of its jobs that the worker did not end; None where it raised none."""
     name = plan.worker
     if worker is None:
         return WorkerLost(f"worker {name} is gone")
@@ -25,4 +25,4 @@ async def run_plan(worker: Worker | None, plan: BatchPlan, emit: Emit) -> Gatewa
     except Exception:
         log.exception("worker %s failed", name)
         return WorkerLost(f"worker {name} failed")
-    return WorkerLost(f"worker {name} returned before the end of the job")
+    return None

@@ -1,4 +1,4 @@
-"""The workers and the view of each.
+"""The workers, the view of each, and which models have one that is up.
 
 A `WorkerSupervisor` for every worker starts it, probes it, watches it and takes it out when it loses jobs. Workers may
 be added and removed while the gateway runs. All of it belongs to one event loop. The pool reports through `on_view` and
@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
 
 from inferry.dispatch.supervisor import WorkerSupervisor
 from inferry.dispatch.values import HealthPolicy, WorkerReport
@@ -24,7 +25,7 @@ from inferry.observe.worker_states import WorkerHealth
 
 log = logging.getLogger(__name__)
 
-DRAIN_GRACE_S = 30.0
+DRAIN_GRACE_S: Final = 30.0
 
 
 class Pool:
@@ -92,22 +93,29 @@ class Pool:
         """Whether some worker of this model is up, those for overflow or prefill aside."""
         return model in self._models_up
 
-    def serves_elsewhere(self, model: str, avoid: Collection[str]) -> bool:
-        """Whether some other worker of this model is up, those for overflow or prefill aside."""
+    def serves_elsewhere(self, model: str, avoid: Collection[str], precision: str | None = None) -> bool:
+        """Whether some other worker of this model and precision is up, those for overflow or prefill aside."""
         return any(
-            view.phase is Phase.READY and model in view.models and view.worker not in avoid and _takes_calls(view)
+            view.phase is Phase.READY and _serves(view, model, precision) and view.worker not in avoid
             for view in self.views()
         )
 
-    def is_model_out(self, model: str) -> bool:
-        """Whether no worker of this model is up, and one that has been up, or is started on demand, is expected."""
-        return model not in self._models_up and any(
+    def is_model_out(self, model: str, precision: str | None = None) -> bool:
+        """Whether no worker of this model and precision is up, and one that has been up, or is started on demand, is
+        expected.
+        """
+        is_up = model in self._models_up if precision is None else self.serves_elsewhere(model, (), precision)
+        return not is_up and any(
             (supervisor.was_up or supervisor.view.scale_up_wait_s is not None)
             and not supervisor.is_drained
-            and _takes_calls(supervisor.view)
-            and model in supervisor.view.models
+            and _serves(supervisor.view, model, precision)
             for supervisor in self._supervisors.values()
         )
+
+    def is_drained(self, model: str, isolation: str | None) -> bool:
+        """Whether operators have drained every worker of this model in the pool."""
+        workers = [one for one in self._supervisors.values() if _is_in_pool(one.view, model, isolation)]
+        return bool(workers) and all(one.is_drained for one in workers)
 
     def outage_timeout_s(self, model: str) -> float:
         """How long a queued job waits for a worker of the model to come up."""
@@ -262,7 +270,7 @@ class Pool:
 
     async def remove(self, name: str, grace_s: float = DRAIN_GRACE_S) -> None:
         """Drain this worker, wait until its jobs have ended or the grace period is over, and close it. Jobs that it
-        still has then are lost, as if it had failed.
+        still has then are lost, as if it had failed. A removal that is cancelled may be begun again.
         """
         supervisor = self._get(name)
         if supervisor.is_being_removed:
@@ -270,13 +278,17 @@ class Pool:
         supervisor.is_being_removed = True
         self.drain(name)
         try:
-            async with asyncio.timeout(grace_s):
-                while self.in_flight(name):
-                    supervisor.job_ended.clear()
-                    await supervisor.job_ended.wait()
-        except TimeoutError:
-            pass
-        await _stop(supervisor)
+            try:
+                async with asyncio.timeout(grace_s):
+                    while self.in_flight(name):
+                        supervisor.job_ended.clear()
+                        await supervisor.job_ended.wait()
+            except TimeoutError:
+                pass
+            await _stop(supervisor)
+        except asyncio.CancelledError:
+            supervisor.is_being_removed = False
+            raise
         self._supervisors.pop(name, None)
         self._index_workers()
         self.on_removed(name)
@@ -335,6 +347,15 @@ def _takes_calls(view: WorkerView) -> bool:
     return not view.overflow and view.role != "prefill"
 
 
+def _serves(view: WorkerView, model: str, precision: str | None) -> bool:
+    """Whether the worker takes whole calls of the model; of any precision where None."""
+    return model in view.models and precision in (None, view.precision) and _takes_calls(view)
+
+
+def _is_in_pool(view: WorkerView, model: str, isolation: str | None) -> bool:
+    return model in view.models and view.isolation == isolation and _takes_calls(view)
+
+
 async def _stop(supervisor: WorkerSupervisor) -> None:
     if supervisor.task is not None:
         supervisor.task.cancel()
@@ -359,4 +380,5 @@ def _common_card(a: ModelCard, b: ModelCard) -> ModelCard:
         can_resume=a.can_resume and b.can_resume,
         can_resume_seeded=a.can_resume_seeded and b.can_resume_seeded,
         can_resume_constrained=a.can_resume_constrained and b.can_resume_constrained,
+        can_resume_logprobs=a.can_resume_logprobs and b.can_resume_logprobs,
     )

@@ -1,4 +1,4 @@
-"""Calls whose prompt is computed on a prefill worker. Belongs to the dispatch loop."""
+"""Which calls have their prompt computed on a prefill worker. Belongs to the dispatch loop."""
 
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.prefill import for_prefill

@@ -3,6 +3,8 @@
 Subscribes to `queued`, `sent` and `ended`, to learn how the predicted waits turned out.
 """
 
+from typing import Final
+
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.dispatch.overflow import OverflowRouter
 from inferry.domain.attempts import Attempt
@@ -13,7 +15,7 @@ from inferry.prediction.wait_model import NOTHING_AHEAD, WaitModel, deadline_ref
 from inferry.prediction.wait_prediction import WaitPrediction
 from inferry.scheduling.scheduler import Scheduler
 
-_NO_WAIT = PredictedWait(0.0, 0.0)
+_NO_WAIT: Final = PredictedWait(0.0, 0.0)
 """Of jobs that overflow. They teach the wait model nothing about own workers."""
 
 
@@ -31,6 +33,10 @@ class QueueAdmission:
     def may_overflow(self, job: InferenceJob) -> bool:
         """Whether a hosted worker could serve the job."""
         return self._overflow is not None and self._overflow.may_take(job)
+
+    def overflow_batch(self, job: InferenceJob) -> int:
+        """The batch of watermarks that an admitted job waits for because it overflows; 0 for none."""
+        return 0 if job.overflow is None or self._overflow is None else self._overflow.watermark_batch(job.job_id)
 
     def admit(
         self, job: InferenceJob, now: float, refusal: GatewayError | None = None

@@ -8,6 +8,7 @@ afterwards, a few at a time.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from inferry.dispatch.cancel_sender import Confirmation, PendingCancel
 from inferry.dispatch.values import CancelReport
@@ -18,7 +19,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done
 from inferry.runs.registry import RunRegistry
 
-NOTIFY_BATCH = 8
+NOTIFY_BATCH: Final = 8
 """Streams ended before the event loop serves other work (it yields, it waits for nothing). Few: each also wakes the
 task of its client, and the confirmation of the workers is behind them."""
 

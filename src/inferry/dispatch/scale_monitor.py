@@ -62,7 +62,8 @@ class ScaleMonitor:
         return {advice.group: advice.waiting_work_seconds for advice in self.report()}
 
     def sample(self, now: float) -> None:
-        views = self._pool.views()
+        # An owner elsewhere advises for the workers behind a remote one.
+        views = [view for view in self._pool.views() if not view.is_remote]
         self._learn_costs(views, now)
         waiting = self._waiting(views)
         groups: dict[str, list[WorkerView]] = {}

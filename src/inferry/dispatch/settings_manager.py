@@ -28,12 +28,15 @@ from inferry.domain.settings_versions import (
     SettingsVersion,
 )
 from inferry.settings.comparison import ATTAINMENT, compare
+from inferry.settings.former import former_version
 from inferry.settings.guardrails import breach_reason, interval_error, rollback_reason
 from inferry.settings.sections import calls_other_models, differences, retargeted, whole_only
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
+ROWS_WRITTEN_AFTER_S = 10.0
+"""Seconds after which the row of an ended call is in the database."""
 MAX_CHANGES = 200
 """Changes in a listing, and how far back the version before the active one is looked for."""
 
@@ -157,14 +160,16 @@ class SettingsManager:
         return self._current()
 
     async def rollback(self, reason: str = "") -> SettingsState:
-        """End the trial, or make the version that was active before the active one again."""
+        """End the trial, or make the version that was active before the active one again. A version that was rolled
+        back is skipped. Raises Conflict where no other is left.
+        """
         state = self._current()
         active = state.active.number
         if state.candidate is None:
             changes: list[SettingsChange] = await self._run(self._store.changes, MAX_CHANGES)
-            former = next((change.active for change in changes if change.active != active), None)
+            former = former_version(changes)
             if former is None:
-                raise Conflict("no other version was active before")
+                raise Conflict(_no_former(changes, active))
             active = former
         await self._write(
             SettingsChange(number=0, at=self._wall(), kind=ChangeKind.ROLLBACK, active=active, reason=reason)
@@ -319,11 +324,13 @@ class SettingsManager:
         """The runs of a trial, or of the time before an applied version and of the time since. Blocks."""
         if _is_trial(change):
             return self._store.tallies((former, tried), change.at, until)
-        if self._before is None or self._before[0] != change.number:
-            # Once: it does not change any more, and a busy gateway has many rows.
-            begin = change.at - (self._guardrails.watch_s or 0.0)
-            self._before = change.number, self._store.tallies((former,), begin, change.at)
-        return [*self._before[1], *self._store.tallies((tried,), change.at, until)]
+        if self._before is not None and self._before[0] == change.number:
+            before = self._before[1]
+        else:
+            before = self._store.tallies((former,), change.at - (self._guardrails.watch_s or 0.0), change.at)
+            if self._wall() >= change.at + ROWS_WRITTEN_AFTER_S:
+                self._before = change.number, before  # it does not change any more, and may have many rows
+        return [*before, *self._store.tallies((tried,), change.at, until)]
 
     def _version(self, number: int) -> SettingsVersion | None:
         version = self._store.version(number)
@@ -360,6 +367,14 @@ class SettingsManager:
 
 def _number(change: SettingsChange | None) -> int:
     return 0 if change is None else change.number
+
+
+def _no_former(changes: Sequence[SettingsChange], active: int) -> str:
+    others = sorted({change.active for change in changes} - {active})
+    if not others:
+        return "no other version was active before"
+    names = f"version {others[0]} was" if len(others) == 1 else f"versions {', '.join(map(str, others))} were"
+    return f"no other version was active before version {active}; {names} rolled back; apply a `version` by its number"
 
 
 def _is_trial(change: SettingsChange) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable
+from typing import Final
 
 from inferry.dispatch.circuit_breaker import BreakerState, CircuitBreaker
 from inferry.dispatch.probe import probe
@@ -21,7 +22,7 @@ from inferry.domain.workers import Phase, WorkerView
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.25
-MAX_RETRY_S = 5.0
+MAX_RETRY_S: Final = 5.0
 
 
 class WorkerSupervisor:
@@ -56,6 +57,7 @@ class WorkerSupervisor:
         self._on_change = on_change
         self._wake_event = asyncio.Event()
         self._probes = 0
+        self._serves_chat = True
         self.view = self._effective_view()
         self.since = clock.wall()
 
@@ -144,7 +146,7 @@ class WorkerSupervisor:
             self.refresh()
             self._probes += 1
             try:
-                await probe(self.worker, self._probes, self._clock.now())
+                serves_chat = await probe(self.worker, self._probes, self._clock.now())
             except Exception as error:
                 now = self._clock.now()
                 self.breaker.end_probe(False, now)
@@ -155,6 +157,13 @@ class WorkerSupervisor:
                 self.refresh()
             else:
                 self.breaker.end_probe(True, self._clock.now())
+                self._set_serves_chat(serves_chat)
+
+    def _set_serves_chat(self, serves_chat: bool) -> None:
+        if self._serves_chat and not serves_chat:
+            model = self.worker.cards()[0].name
+            log.warning("worker %s: model %s has no chat template; it serves completions only", self.worker.name, model)
+        self._serves_chat = serves_chat
 
     async def _wait_for_probe(self) -> None:
         """Wait until the pause is over, or until a worker that reported itself down reports that it is up. A worker

@@ -20,7 +20,7 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, LedgerUnavailable, NotFound
 from inferry.domain.keys import NewKey, TenantSnapshot, is_valid_tenant_name, key_as_dict, key_status
 from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
-from inferry.domain.settings import tenant_as_dict
+from inferry.domain.tenant_settings import tenant_as_dict
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,7 @@
 """Settings and reports of this package, in a module of their own because mypyc cannot compile structs."""
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from inferry.domain.streams import Delta, Done
@@ -24,6 +26,14 @@ class WorkerReport(Struct, frozen=True, kw_only=True):
     capacity: Capacity
     load: Load
     models: tuple[str, ...]
+
+
+class OwnerState(NamedTuple):
+    """What the next owner of the workers keeps: the adapters that operators have loaded (name, path and base model),
+    and the scaling advice (group and number of workers)."""
+
+    adapters: tuple[tuple[str, str, str | None], ...]
+    desired: tuple[tuple[str, int], ...]
 
 
 class HealthPolicy(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from inferry.admission.overflow_budget import DAY_SCOPE, RUN_SCOPE, OverflowBudget
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import RELEASE_BATCH, WATERMARK_IDLE_S
 from inferry.dispatch.budget_writer import BudgetWriter
@@ -43,6 +44,7 @@ class WatermarkWriter(BudgetWriter):
         store: WatermarkStore,
         recorder: Recorder,
         clock: Clock,
+        overflow: OverflowBudget | None = None,
         *,
         sweep_s: float = SWEEP_S,
         idle_s: float = WATERMARK_IDLE_S,
@@ -54,12 +56,13 @@ class WatermarkWriter(BudgetWriter):
         self._store = store
         self._recorder = recorder
         self._clock = clock
+        self._overflow = overflow
         self._sweep_s = sweep_s
         self._idle_s = idle_s
         self._writer = ThreadPoolExecutor(1, "inferry-watermarks")
         self._task: asyncio.Task[None] | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
-        counted = gate.restore_watermarks(store.read(), clock.now(), clock.wall())
+        counted = self._restore(store.read())
         if counted:
             log.warning(
                 "the gateway was not stopped cleanly: %d budget accounts count the most that may have been used as "
@@ -78,6 +81,8 @@ class WatermarkWriter(BudgetWriter):
     def rewrite_all(self) -> None:
         """The database was replaced: write all watermarks to the new one."""
         self._gate.rewrite_watermarks()
+        if self._overflow is not None:
+            self._watermarks.rewrite_all(self._overflow.accounts())
         self.wake()
 
     async def close(self) -> None:
@@ -92,6 +97,17 @@ class WatermarkWriter(BudgetWriter):
             task.cancel()
         self._writer.shutdown(wait=True, cancel_futures=True)
         self._store.close()
+
+    def _restore(self, stored: list[Watermark]) -> int:
+        """Count what a killed process left; returns the number of accounts. Watermarks of overflow stay in the
+        database while it is off."""
+        now, wall = self._clock.now(), self._clock.wall()
+        of_overflow = [one for one in stored if one.scope in (DAY_SCOPE, RUN_SCOPE)]
+        others = [one for one in stored if one.scope not in (DAY_SCOPE, RUN_SCOPE)]
+        counted = self._gate.restore_watermarks(others, now, wall)
+        if self._overflow is not None:
+            counted += self._overflow.restore_watermarks(of_overflow, now, wall)
+        return counted
 
     def _sweep(self) -> None:
         self._release_idle(self._idle_s)

@@ -12,10 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from inferry.dispatch.periodic_task import PeriodicTask
-from inferry.dispatch.pool import Pool
 from inferry.domain.errors import GatewayError
 from inferry.domain.ports import Worker
 from inferry.domain.workers_file_content import read_workers_file
@@ -64,6 +63,14 @@ class WatchedFile:
         self._digest = None
 
 
+class WorkerSet(Protocol):
+    """What the entries are kept in: a pool, or a part of it."""
+
+    def add(self, worker: Worker, kind: str = "") -> None: ...
+    async def remove(self, name: str, grace_s: float) -> None: ...
+    def worker(self, name: str) -> Worker | None: ...
+
+
 class WorkerReconciler(Generic[Entry]):
     """Adds, replaces and removes workers until the pool matches a list of entries.
 
@@ -73,7 +80,7 @@ class WorkerReconciler(Generic[Entry]):
 
     def __init__(
         self,
-        pool: Pool,
+        pool: WorkerSet,
         make: Callable[[Entry], Awaitable[tuple[Worker, str]]],
         entries: Mapping[str, Entry],
         *,
@@ -84,6 +91,8 @@ class WorkerReconciler(Generic[Entry]):
         self._entries = dict(entries)
         self._grace_s = grace_s
         self._changes: dict[str, asyncio.Task[None]] = {}
+        """The last change of each worker."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def reconcile(self, wanted: Mapping[str, Entry]) -> None:
         """Begin to add, replace and remove workers to match `wanted`. Raises InvalidWorkersFile before any change."""
@@ -101,10 +110,10 @@ class WorkerReconciler(Generic[Entry]):
             await asyncio.wait(list(self._changes.values()))
 
     async def close(self) -> None:
-        changes = list(self._changes.values())
-        for task in changes:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*changes, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _enqueue_change(self, name: str, change: Callable[[], Awaitable[None]]) -> None:
         before = self._changes.get(name)
@@ -121,6 +130,8 @@ class WorkerReconciler(Generic[Entry]):
                     del self._changes[name]
 
         task = self._changes[name] = asyncio.get_running_loop().create_task(apply_change())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _add(self, worker: Worker, kind: str) -> None:
         log.info("worker %s is new", worker.name)

@@ -1,7 +1,7 @@
 """One attempt to run a job: a state machine shared by dispatch and simulator. Pure; its driver owns it."""
 
 import enum
-import sys
+from typing import Final
 
 from inferry.domain.decisions import Decision, to_text
 from inferry.domain.errors import (
@@ -10,6 +10,7 @@ from inferry.domain.errors import (
     DeadlineExceeded,
     Draining,
     GatewayError,
+    IngressLost,
     InvalidApiKey,
     Preempted,
     Prefilled,
@@ -22,8 +23,9 @@ from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, PredictedWait
 from inferry.domain.streams import Done, End, Placed, Usage
 
-UNLIMITED = sys.maxsize
-RENEW_AHEAD_TOKENS = 32
+UNLIMITED: Final = 2**62 - 1
+"""The largest number that compiled code compares without an object for it."""
+RENEW_AHEAD_TOKENS: Final = 32
 """A job renews its budget lease this many tokens before it runs out."""
 
 
@@ -49,6 +51,7 @@ class Attempt:
         "ended_at",
         "engine_batch",
         "first_token_at",
+        "gap_counts",
         "gpu_estimated",
         "gpu_prefill_seconds",
         "gpu_seconds",
@@ -83,6 +86,8 @@ class Attempt:
         self.sent_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
+        # Where the metrics count the times between its tokens: looked up for the first one, and kept for the others.
+        self.gap_counts: object = None
         self.ended_at: float | None = None
         self.end: End | None = None
         self.output_tokens = 0
@@ -167,14 +172,38 @@ class Attempt:
         return self.job.stream and (self.first_token_at is not None or self.job.resume_point is not None)
 
     @property
+    def shared_with(self) -> str | None:
+        """The job that was executed, where the worker has passed this one on and it shares that job's execution.
+
+        Stored work that is delivered again joins its own execution, of which the first gateway may leave no row.
+        """
+        shared = None if self.placed is None else self.placed.shared_with
+        return None if shared == self.job.job_id else shared
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Expected prompt tokens to compute: on the worker that the job was sent to, once it is known."""
+        footprint, decision = self.job.footprint, self.decision
+        if decision is None or decision.picked_by is None:
+            return footprint.prefill_tokens
+        return max(1, footprint.prompt.expected - decision.cached_tokens)
+
+    @property
+    def finds_prefix(self) -> bool:
+        """Whether its worker is expected to have all of the prompt that any worker has."""
+        return self.prefill_tokens <= self.job.footprint.prefill_tokens
+
+    @property
     def queue_s(self) -> float | None:
         return None if self.sent_at is None else self.sent_at - self.job.arrived_at
 
     def usage(self) -> Usage:
-        """Usage of a finished attempt, as far as it is known."""
+        """Usage of a finished attempt, as far as it is known. An attempt that shares an execution has used nothing."""
         end = self.end
         if end is None:
             raise IllegalTransition(f"{self.job.job_id}: not ended yet")
+        if self.shared_with is not None:
+            return Usage(gpu_seconds=0.0)
         usage = end.usage
         gpu_seconds = usage.gpu_seconds if self.gpu_seconds is None else self.gpu_seconds
         if not isinstance(end, Done) and isinstance(end.error, Prefilled):
@@ -231,6 +260,7 @@ class Attempt:
             gpu_estimated=self.gpu_estimated,
             settings_version=self.settings_version or None,
             composed=job.composed,
+            shared_with=self.shared_with,
         )
 
 
@@ -238,6 +268,8 @@ def _outcome(error: GatewayError | None, has_delivered_output: bool) -> Outcome:
     match error:
         case None:
             return Outcome.DONE
+        case IngressLost():
+            return Outcome.FAILED  # free: the last attempt of the call pays
         case ClientClosed() | RunCancelled() | InvalidApiKey():
             return Outcome.CANCELLED
         case Draining() | CallAborted() if has_delivered_output:

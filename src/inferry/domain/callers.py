@@ -12,12 +12,14 @@ class Caller(Value):
     """A tenant and its API key; `key` is None if authentication is off. Built once per key, read on every call.
 
     `max_lane`: the lower of the highest lanes of tenant and key. `pool`: the worker pool the tenant is bound to; None
-    for the shared workers. `precision`: the one that its calls require; None accepts any.
+    for the shared workers. `precision`: the one that its calls require; None accepts any. `may_list_models`: errors may
+    name models that it may use.
     """
 
-    def __init__(self, tenant: Tenant, key: ApiKey | None = None) -> None:
+    def __init__(self, tenant: Tenant, key: ApiKey | None = None, may_list_models: bool = True) -> None:
         self.tenant: Final = tenant
         self.key: Final = key
+        self.may_list_models: Final = may_list_models
         limits = tenant.limits
         of_key = None if key is None else key.limits
         self.max_lane: Final = limits.max_lane if of_key is None else max(limits.max_lane, of_key.max_lane)
@@ -36,5 +38,5 @@ class Caller(Value):
         return all(any(fnmatchcase(model, pattern) for pattern in models) for models in self._allowed)
 
 
-ANONYMOUS = Caller(Tenant(name="default"))
+ANONYMOUS: Final = Caller(Tenant(name="default"))
 """Who calls where authentication is off and no tenant is named."""

@@ -28,7 +28,7 @@ _WAITED_FOR = {
 }
 _PICKED = {
     "cached_prefix": "has the longest cached prefix",
-    "cached_prefix_at_any_load": "has part of the prompt cached and room for the rest",
+    "cached_prefix_at_any_load": "has part of the prompt cached and capacity for the rest",
     "affinity": "is the worker of the session or prefix",
     "least_loaded": "is the least loaded",
     "sibling": "took a sibling at the same time",

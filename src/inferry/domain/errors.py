@@ -22,6 +22,9 @@ class GatewayError(Exception):
     has_own_retry_time: bool = False
     """Whether `retry_after_s` was computed for this call alone. Other values are jittered before they are sent."""
 
+    has_client_names: bool = False
+    """Whether the message names fields as the client's API does; others may name those of chat completions."""
+
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message

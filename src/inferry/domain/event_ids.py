@@ -1,8 +1,9 @@
 """Token ids in server-sent events."""
 
 import re
+from typing import Final
 
-_IDS = re.compile(rb'"(prompt_)?token_ids":\s*\[[\d,\s]*\]')
+_IDS: Final = re.compile(rb'"(prompt_)?token_ids":\s*\[[\d,\s]*\]')
 
 
 def strip_token_ids(events: bytes) -> bytes:

@@ -15,9 +15,7 @@ class ResumeMode(enum.Enum):
     """How a job whose attempt is lost or preempted continues. Fixed when the job is created."""
 
     RESTART = "restart"
-    NATIVE = "native"
     CONTINUE = "continue"
-    NEVER = "never"
 
 
 class Estimate(Value):
@@ -106,14 +104,14 @@ class Payload(Value):
     to return, if the client asked for one. `context_tokens`: the model's context, None if unknown. `non_streaming`: the
     engine is asked for the whole answer at once. `echo`: text that the gateway writes before the output.
     `media_bytes`: bytes of images, audio, video and files in the body, which say nothing about its tokens.
-    `pooled`: the inputs of a job that embeds or scores. `cache_salt`: the client's own, which is in the body too.
+    `pooled`: the inputs of a job that generates nothing. `cache_salt`: the client's own, which is in the body too.
     `keeps_ids`: events keep the token ids that were requested to resume the job; the reader removes them.
     """
 
     def __init__(
         self,
         *,
-        api: Literal["chat", "completions", "embeddings", "score"],
+        api: Literal["chat", "completions", "embeddings", "score", "classify"],
         body: bytes,
         sampling: Sampling,
         prompt_ids: tuple[int, ...] | None = None,
@@ -233,16 +231,18 @@ class RepeatPolicy(Value):
 class InferenceJob(Value):
     """One model call. Run and step ids are scoped by tenant; times are seconds on the gateway's clock.
 
-    `max_wait_s` bounds voluntary holding; only `deadline` expires a job. `prefix`: chained hashes of prompt slices,
+    `is_batch`: its lane had no TTFT target when it arrived.
+    `max_wait_s` bounds holds for a batch; only `deadline` expires a job. `prefix`: chained hashes of prompt slices,
     shortest first; equal entries mean equal prefixes. `key_id`: the API key. `salted`: the prefix cache is salted with
     the tenant. `output_hint`: output tokens the client expects. `resume_point`: where a later attempt continues; None
     if it starts over. `preemptions` and `unreachable_attempts` count earlier attempts that were preempted or whose
-    worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its
-    trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
-    `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt. `is_recorded`: this process
-    writes its attempts to the ledger. `composed`: the composed model and stage that the job is a step of, as
-    `name/stage`. `overflow`: why it goes to a worker for overflow; None for other jobs. `features`: what its worker
-    must support. `prefill`: set once a prefill worker was chosen for its prompt.
+    worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its trace, while
+    tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time. `run_kv_quota`:
+    the root of its run tree, and the KV tokens that calls of the tree may hold at the same time. `ttft_allowance_s` is
+    added to the lane's TTFT target, for the length of the prompt. `is_recorded`: this process writes its attempts to
+    the ledger. `composed`: the composed model and stage that the job is a step of, as `name/stage`. `overflow`: why it
+    goes to a worker for overflow; None for other jobs. `features`: what its worker must support. `prefill`: set once a
+    prefill worker was chosen for its prompt.
     """
 
     # fmt: off
@@ -257,6 +257,7 @@ class InferenceJob(Value):
         repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
         ttft_allowance_s: float = 0.0, is_recorded: bool = True, composed: str | None = None,
         overflow: Overflow | None = None, features: tuple[str, ...] = (), prefill: Prefill | None = None,
+        run_kv_quota: tuple[str, int] | None = None, is_batch: bool = False,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -296,3 +297,5 @@ class InferenceJob(Value):
         self.overflow: Final = overflow
         self.features: Final = features
         self.prefill: Final = prefill
+        self.run_kv_quota: Final = run_kv_quota
+        self.is_batch: Final = is_batch

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from inferry.domain.settings import limits_as_dict
+from inferry.domain.tenant_settings import limits_as_dict
 from inferry.domain.tenants import ApiKey, Tenant
 
 PREFIX = "ifk_"

@@ -37,12 +37,13 @@ class ReleaseReason(enum.Enum):
 class LanePolicy(Struct, frozen=True, kw_only=True):
     """SLO targets and batching policy of a lane. Times are milliseconds.
 
-    `coalesce_ms`: longest time a job is held for others to join its batch, from its arrival. `max_wait_ms`: bound of
-    all voluntary holding. `share`: fraction of prompt tokens guaranteed to the lane while higher lanes are busy.
+    `coalesce_ms`: longest time a job is held for others to join its batch, from its arrival. `max_wait_ms`: after
+    that a held job goes alone. `share`: fraction of prompt tokens guaranteed to the lane while higher lanes are busy.
     `reserve`: fraction of each worker's capacity that the lane leaves to higher lanes. `may_preempt`: lanes whose
-    running jobs this lane may preempt; `preemptible`: whether jobs of this lane may be preempted. `ttft_ms` and
-    `itl_ms`: SLO targets. `ttft_ms_per_1k_tokens` is added to `ttft_ms` for every 1,000 uncached prompt tokens. Above
-    the fraction `high_watermark` of `queue_limit` only retries, resumed jobs and tenants below their part are queued.
+    running jobs this lane may preempt, of its own those that have written far more than predicted; `preemptible`:
+    whether jobs of this lane may be preempted. `ttft_ms` and `itl_ms`: SLO targets. `ttft_ms_per_1k_tokens` is added to
+    `ttft_ms` for every 1,000 uncached prompt tokens. Above the fraction `high_watermark` of `queue_limit` only retries,
+    resumed jobs and tenants below their part are queued.
     `groups`: worker groups the lane may use, best first; None allows all. `borrow_groups`: whether it may use workers
     of other groups while no live job needs them. `long_output_tokens`: predicted output tokens from which a job is
     long; None does not separate short and long jobs. `prompt_buckets`: prompt lengths in tokens up to which jobs share

@@ -68,8 +68,9 @@ class ComposedRow(Struct, frozen=True, kw_only=True):
     """How one call of a composed model was answered. Appending the same `call_id` again has no effect.
 
     `path`: the models that were called, with `>` between them. `accepted`: of a cascade, whether the small model
-    answered. `score`: what the threshold was compared with. `agreed`: whether a sampled comparison found the same
-    answer; None where none was made. `ended_at`: Unix seconds.
+    answered. `reason`: of a route, `rule`, `label` or `default`; of an ensemble, how the answer was chosen. `score`:
+    what the threshold was compared with; of a vote, the part of the votes that won. `agreed`: whether a sampled
+    comparison found the same answer; None where none was made. `ended_at`: Unix seconds.
     """
 
     call_id: str

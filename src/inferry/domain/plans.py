@@ -14,6 +14,7 @@ PROGRESS_INTERVAL_TOKENS: Final = 32
 class BatchPlan(Value):
     """Jobs sent to one worker together, in order. Never empty; one batch key if the worker pads.
 
+    `precision`: the worker's, where it is stated.
     Such a worker pads every prompt to `padded_tokens`. The id of a job is its cancel handle: `Worker.cancel` removes it
     and leaves the others of the pass running.
     """
@@ -27,6 +28,7 @@ class BatchPlan(Value):
         reason: ReleaseReason,
         formed_at: float,
         padded_tokens: int | None = None,
+        precision: str | None = None,
     ) -> None:
         self.plan_id: Final = plan_id
         self.worker: Final = worker
@@ -34,6 +36,7 @@ class BatchPlan(Value):
         self.reason: Final = reason
         self.formed_at: Final = formed_at
         self.padded_tokens: Final = padded_tokens
+        self.precision: Final = precision
 
 
 class Tick(Value):

@@ -1,7 +1,7 @@
 """One Protocol per seam. Every implementation and every fake passes the same contract suite."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -20,9 +20,10 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     `default_output_tokens` is the output limit of a call that sets none; None leaves it to the engine. `can_resume`:
     the worker continues a job from token ids and reports the ids of a job that it loses. `can_resume_seeded`: a
     continued job with a seed samples the same tokens as an uninterrupted one. `can_resume_constrained`: a continued
-    job meets the constraint of its output as a whole. `parent`: the base model of a LoRA
-    adapter; None for a model. `media_tokens`: assumed prompt tokens of one image, audio, video or file. `tasks`: what
-    the model does. `fields`: the only request fields that the worker gives effect to, where it would ignore others.
+    job meets the constraint of its output as a whole. `can_resume_logprobs`: its log probabilities continue those of
+    the earlier attempt. `parent`: the base model of a LoRA adapter; None for a model. `media_tokens`: assumed prompt
+    tokens of one image, audio, video or file. `tasks`: what the model does. `fields`: the only request fields that the
+    worker gives effect to, where it would ignore others.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     can_resume: bool = False
     can_resume_seeded: bool = False
     can_resume_constrained: bool = False
+    can_resume_logprobs: bool = False
     features: frozenset[str] = frozenset()
     fields: frozenset[str] | None = None
     tasks: frozenset[Task] = GENERATES
@@ -47,9 +49,10 @@ class Worker(Protocol):
     raises, the caller ends the remaining jobs. The deltas of a job have contiguous indexes from 0 and precede its end.
 
     A job with a `resume_point` continues from it: its prompt is the prompt ids followed by the output ids, its output
-    limit is reduced by the latter, its deltas carry only new text and token ids and no raw events, and its usage is
-    that of this attempt. If a job with `resume` CONTINUE is lost or cancelled, its end carries `Failed.resume_point`
-    with all output delivered so far, earlier attempts included, provided that is exact.
+    limit is reduced by the latter, its deltas carry only new text and token ids (with log probabilities: events of
+    these, without the first and the last of a stream), and its usage is that of this attempt. If a job with `resume`
+    CONTINUE is lost or cancelled, its end carries `Failed.resume_point` with all output delivered so far, earlier
+    attempts included, provided that is exact.
 
     A pooled job has one delta without tokens, whose `raw` is its answer (`domain.pooling`), and then its end.
     """
@@ -106,8 +109,14 @@ class AdapterHost(Worker, Protocol):
     async def load_adapter(self, name: str, path: str) -> None:
         """Return once calls may use the adapter. Raises GatewayError."""
 
-    async def unload_adapter(self, name: str) -> None:
-        """Serve the name no longer, at once. Return when the calls that use the adapter have ended and it is freed."""
+    def unload_adapter(self, name: str) -> Coroutine[Any, Any, None]:
+        """Serve the name no longer, before this returns. To be awaited: it ends when the calls that use the adapter
+        have ended and it is freed.
+        """
+
+
+class TokenDecoder(Protocol):
+    def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
 class Tokenizer(Protocol):
@@ -115,6 +124,8 @@ class Tokenizer(Protocol):
 
     longest_token_bytes: int
     """Upper bound of a token's text in bytes. A prompt of more than this times the context cannot fit."""
+    fingerprint: str
+    """Equal for tokenizers that make the same token ids of every prompt."""
 
     def encode(self, text: str) -> list[int]: ...
 

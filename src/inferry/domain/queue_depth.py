@@ -90,6 +90,13 @@ class QueueDepth:
     def by_lane(self) -> dict[Lane, int]:
         return {lane: self.jobs[lane] for lane in Lane}
 
+    def of(self, lane: Lane, model: str) -> int:
+        """Jobs of the lane that wait for a worker of the model."""
+        return len(self._waiting.get((lane, model), ()))
+
+    def by_lane_and_model(self) -> dict[tuple[Lane, str], int]:
+        return {key: len(waiting) for key, waiting in self._waiting.items()}
+
     def waiting(self, model: str) -> list[Attempt]:
         """The attempts of a model that are at no worker."""
         return [attempt for lane in Lane for attempt in self._waiting.get((lane, model), ())]

@@ -1,7 +1,7 @@
 """Decides whether a job whose attempt was lost or preempted is retried. Shared by dispatch and simulator.
 
 A job restarts if its client has received nothing. Otherwise it resumes from its token ids, provided the worker that
-lost it knows them exactly.
+lost it knows them exactly. A job that resumes keeps the precision that it began with; one that restarts is free of it.
 """
 
 from msgspec import Struct
@@ -56,6 +56,8 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
     keeps_worker = was_preempted or was_prefill
     if not keeps_worker and attempt.plan is not None and attempt.plan.worker not in route.avoid:
         route = replace(route, avoid=(*route.avoid, attempt.plan.worker))
+    if resume_point is not None and route.precision is None and attempt.plan is not None:
+        route = replace(route, precision=attempt.plan.precision)
     next_job = replace(
         job,
         attempt=job.attempt + 1,

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from inferry.domain.prices import Price
 from inferry.domain.tenants import Tenant
 
 Kind = Literal["text", "count", "number", "ratio", "percent", "money", "ms", "seconds", "time"]
@@ -22,13 +23,13 @@ TIME_LIMIT_S = 20.0
 """Longest time that the database works on one report, in seconds."""
 
 REPORTS: dict[str, str] = {
-    "runs": "Runs, latest first: cost and tokens against the budget, model-active ratio, tool time and waits.",
+    "runs": "Runs with sub-runs, latest first: cost and tokens against the budget, active ratio, tool time and waits.",
     "breaches": "Per week (Monday, UTC): runs over their budget, and runs with a call refused or stopped by a budget.",
     "tenants": "Tenants by cost: runs, calls, tokens, cost, waits and attainment.",
     "templates": "Templates by cost: runs, calls, tokens, cost and the cached part of their prompts.",
     "efficiency": "Workers: tokens per GPU-second, utilisation, and GPU time that was idle, wasted or unattributed.",
-    "compare": "Two periods side by side, by lane: calls, tokens, cost, waits, attainment and the change in percent.",
-    "composed": "Composed models: share of calls that the small model answered, agreement, and what was saved.",
+    "compare": "Two periods side by side, by lane: cost, waits, attainment, GPU efficiency, breaches and their change.",
+    "composed": "Composed models: models that answered, share of the small model, agreement, and what was saved.",
     "month": "Cost per month at the rate of the period, by tenant and model.",
 }
 """The reports by name, with what they show."""
@@ -45,7 +46,7 @@ class ReportQuery(Struct, frozen=True, kw_only=True):
     """A period `since` to `until` (Unix seconds, the end excluded), and which rows.
 
     `before_since` and `before_until` are the earlier period of `compare`. `budget` is a budget per run in money that
-    replaces those in `budgets`, which are the tenants' own.
+    replaces those in `budgets`, which are the tenants' own. `prices` are those of the configuration, by model.
     """
 
     since: float
@@ -56,6 +57,7 @@ class ReportQuery(Struct, frozen=True, kw_only=True):
     before_until: float | None = None
     budget: float | None = None
     budgets: Mapping[str, RunBudget] = {}
+    prices: Mapping[str, Price] = {}
 
 
 class Column(Struct, frozen=True):

@@ -7,13 +7,15 @@ non-streaming answer of the same server.
 from typing import Any, Final
 
 _PRESENT: Final = ...  # no JSON value decodes to this
-_OPT_IN_FIELDS = frozenset({"token_ids", "prompt_token_ids", "prompt_logprobs"})
-"""Null unless requested, whatever they were in the answer the shape was taken from."""
+_OPTIONAL_FIELDS: Final = frozenset(
+    {"token_ids", "prompt_token_ids", "prompt_logprobs", "reasoning", "reasoning_content"}
+)
+"""Null where they were not requested or written, whatever they were in the answer the shape was taken from."""
 
 
 def shape_of(answer: dict[str, Any]) -> dict[str, Any]:
     """Fields of an answer in order, null or present, without their values."""
-    return {key: None if key in _OPT_IN_FIELDS else _kind(value) for key, value in answer.items()}
+    return {key: None if key in _OPTIONAL_FIELDS else _kind(value) for key, value in answer.items()}
 
 
 def with_null_fields(answer: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:

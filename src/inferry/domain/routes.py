@@ -7,11 +7,12 @@ from msgspec import Struct
 
 
 class Task(enum.Enum):
-    """What a model does with a call. EMBED and SCORE are pooled: each input has one result, and no token is written."""
+    """What a model does with a call. The others than GENERATE are pooled: one result per input, and no tokens."""
 
     GENERATE = "generate"
     EMBED = "embed"
     SCORE = "score"
+    CLASSIFY = "classify"
 
 
 ALL_TASKS = frozenset(Task)
@@ -30,7 +31,7 @@ class RouteKey(Struct, frozen=True, gc=False):
     `model`: the name that the caller used. `precision`: the one that the tenant requires; None accepts any. `adapter`:
     the same name where it is a LoRA adapter. `isolation`: the tenant pool the job is bound to, if any. `avoid`: workers
     that lost the job; they get it again only if no other worker is up. `length`: whether the predicted output is short
-    or long; None where the lane does not separate them. `pooled`: the job embeds or scores. It has a queue of its own
+    or long; None where the lane does not separate them. `pooled`: the job generates nothing. It has a queue of its own
     beside jobs that generate. `overflow`: the job goes to a worker for overflow, and to no other. `role`: with
     `prefill` only the prompt is to be computed, on a worker of that role; with `decode` it was, and workers of that
     role, which can take its KV over, come first.
@@ -50,6 +51,7 @@ class RouteKey(Struct, frozen=True, gc=False):
 class BatchKey(Struct, frozen=True, gc=False):
     """Which jobs may share one pass: a padded pass, or one request for several pooled jobs.
 
+    A pass runs on one worker, and so has one precision and one attention backend whatever its jobs.
     `bucket`: the scheduler's, where the lane separates padded passes by prompt length.
     `group`: pooled jobs with different groups never share a request. It holds the tenant where prefix caches are
     salted, and a digest of the options that apply to a whole request.
@@ -58,6 +60,5 @@ class BatchKey(Struct, frozen=True, gc=False):
     route: RouteKey
     task: Task = Task.GENERATE
     streaming: bool = False
-    attention: str | None = None
     group: str | None = None
     bucket: int | None = None

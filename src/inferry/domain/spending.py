@@ -27,8 +27,8 @@ class Spending(Struct, frozen=True, kw_only=True):
 class Watermark(Struct, frozen=True, kw_only=True):
     """Upper bound of an account's spending, written before it is spent, so that it survives a crash.
 
-    `scope`: tenant, key or run; `name`: id of the key or run. `period`: day, month or run; `number`: which day or
-    month. `at`: time of writing, Unix seconds.
+    `scope`: tenant, key or run; overflow or overflow_run for the ceilings of overflow. `name`: id of the key or run.
+    `period`: day, month or run; `number`: which day or month. `at`: time of writing, Unix seconds.
     """
 
     scope: str

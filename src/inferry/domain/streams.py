@@ -31,7 +31,7 @@ class Usage(Value):
         self.gpu_seconds: Final = gpu_seconds
 
 
-NO_USAGE = Usage()
+NO_USAGE: Final = Usage()
 
 
 class Delta(Value):

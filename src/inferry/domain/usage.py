@@ -6,6 +6,7 @@ count is replaced by the gateway's own: the estimated prompt, the output counted
 """
 
 from math import isfinite
+from typing import Final
 
 import msgspec
 
@@ -13,11 +14,11 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, Usage
 from inferry.domain.values import replace
 
-TOLERANCE_TOKENS = 64
+TOLERANCE_TOKENS: Final = 64
 """Tolerance above the output limit, in addition to an eighth of it: engines count tokens differently."""
-TEMPLATE_TOKENS = 4096
+TEMPLATE_TOKENS: Final = 4096
 """Prompt tokens that a chat template may add. The rest of a text-only body has at most one token per byte."""
-MEDIA_TOKENS = 1_000_000
+MEDIA_TOKENS: Final = 1_000_000
 """Most prompt tokens of a body with media if the context is unknown. Media may be links, so their size is no bound."""
 _MEDIA = (b'"image', b'"video', b'"input_audio', b'"audio', b'"file', b'"document')
 

@@ -12,14 +12,14 @@ the costs, they decide; where every step is like the next, the calibrated ratios
 from math import exp
 from typing import Final
 
-SMOOTHING_S: Final = 3.0
+SMOOTHING_S: Final = 1.0
 """Smoothing of the observed sums, in seconds: counters are read some steps before or after the time they belong to."""
 MEMORY_S: Final = 120.0
 """Time constant of the least-squares sums, in seconds."""
 PRIOR_COSTS: Final = (200.0, 1.0, 1.0, 0.002)
 """Costs of a step, an output token, a prompt token and a KV token read, in the cost of a prompt token, as calibrated
 for an 8B model on an H200. Only their ratios matter: the observed time gives the scale."""
-PRIOR_WEIGHT: Final = 0.01
+PRIOR_WEIGHT: Final = 0.002
 """Weight of the prior, relative to the observed sum of squares of each term."""
 _TERMS = len(PRIOR_COSTS)
 SOLVE_INTERVAL_STEPS: Final = 32

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 MAX_BYTES = 1 << 20
-"""Room for thousands of workers."""
+"""Enough for thousands of workers."""
 
 
 def read_workers_file(path: Path) -> bytes:

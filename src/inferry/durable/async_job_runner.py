@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from math import ceil
 from typing import Any, Protocol
 
@@ -19,12 +20,13 @@ from inferry.domain.errors import RunCancelled
 from inferry.durable.async_job_queue import AsyncJobQueue, WaitingJob
 from inferry.durable.execute import CallAnswer, Execute, StoredCall
 from inferry.durable.executor import StoreExecutor
+from inferry.durable.outages import until_done
 from inferry.durable.result_recorder import ResultRecorder
 from inferry.durable.retries import call_once, is_refusal, retry_delay_s
 
 log = logging.getLogger(__name__)
 
-INITIAL_RETRY_S, MAX_RETRY_S = 0.5, 30.0
+RETRY_S = 0.5
 _NO_ANSWER = (
     b'{"error":{"message":"the call broke off without an answer","type":"server_error",'
     b'"param":null,"code":"internal_error"}}'
@@ -154,15 +156,7 @@ class AsyncJobRunner:
                 pass
 
     async def _resume(self) -> None:
-        delay_s = INITIAL_RETRY_S
-        while True:
-            try:
-                found = await self._executor.run(self._store.unfinished)
-                break
-            except Exception as error:
-                log.error("cannot read unfinished jobs (next try in %.1f s): %s", delay_s, type(error).__name__)
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, MAX_RETRY_S)
+        found = await until_done(partial(self._executor.run, self._store.unfinished), "read unfinished jobs")
         if found:
             log.info("continuing %d unfinished jobs", len(found))
         for job in found:
@@ -177,7 +171,7 @@ class AsyncJobRunner:
             if found is not None:
                 retry_s = await self._call(*found)
         except Exception as error:
-            retry_s = INITIAL_RETRY_S
+            retry_s = RETRY_S
             log.error("job %s is interrupted (next try in %.1f s): %s", waiting.id, retry_s, type(error).__name__)
         finally:
             entry = self._entries.get(waiting.id)

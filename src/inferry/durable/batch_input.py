@@ -22,6 +22,7 @@ class _Line(Struct):
 
 class _Body(Struct):
     stream: object | UnsetType = UNSET
+    background: object | UnsetType = UNSET
 
 
 _line_decoder = msgspec.json.Decoder(_Line)
@@ -101,12 +102,18 @@ def custom_id_error(custom_id: str) -> str | None:
 def body_error(body: bytes) -> str | None:
     """What is wrong with the body of any endpoint; the endpoint itself checks the rest when the item runs."""
     try:
-        stream = _body_decoder.decode(body).stream
+        found = _body_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return "`body` must be a JSON object"
-    if stream is not UNSET and stream is not None and stream is not False:
+    if _is_set(found.stream):
         return "`stream` is not supported in batches"
+    if _is_set(found.background):  # the item would end before its work
+        return "`background` is not supported in batches"
     return None
+
+
+def _is_set(value: object) -> bool:
+    return value is not UNSET and value is not None and value is not False
 
 
 def duplicates(repeated: Sequence[BatchItem]) -> list[BatchError]:

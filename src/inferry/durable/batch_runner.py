@@ -20,6 +20,7 @@ from inferry.durable.batch_validation import Validation
 from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
+from inferry.durable.outages import until_done
 from inferry.durable.provider_run import ProviderRun, Providers
 from inferry.durable.queued_batch_run import QueuedBatchRun
 from inferry.durable.result_recorder import ResultRecorder
@@ -87,7 +88,7 @@ class BatchRunner:
         self._tasks[""] = asyncio.get_running_loop().create_task(self._resume())
 
     async def _resume(self) -> None:
-        found = await self._executor.run(self._store.unfinished)
+        found = await until_done(partial(self._executor.run, self._store.unfinished), "read unfinished batches")
         if found:
             log.info("continuing %d unfinished batches", len(found))
         for id in found:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, Protocol
 
 from inferry.domain.async_jobs import AsyncJob, AsyncJobStatus, JobEnd
@@ -27,6 +26,8 @@ SWEEP_SHARE = 0.1
 PAGE = 500
 MAX_ADDING = 10_000
 """Jobs that wait for the answer of the queue. Further ones wait for a sweep, in the database."""
+RETRY_S = 0.5
+"""Until work is added again to a queue that did not answer."""
 WAKE_S = 1.0
 """Interval at which callbacks are looked for, of jobs that other gateways have ended."""
 
@@ -62,6 +63,7 @@ class QueuedJobs:
         self._on_end = on_end
         self._sweep_s = sweep_s
         self._new: list[NewWork] = []
+        self._is_closing = False
         self._adding: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeping: list[asyncio.Task[None]] = []
@@ -76,15 +78,18 @@ class QueuedJobs:
         self._sweeping = [self._spawn(self._sweep_again()), self._spawn(self._wake_again())]
 
     async def close(self) -> None:
+        """End the sweeps. Jobs may be added after that: a gateway that no longer sweeps accepts them too."""
+        self._is_closing = True
         for task in self._sweeping:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._is_closing = False
 
     async def poll(self) -> None:
         """Jobs of other gateways are in the queue."""
 
     def add(self, job: AsyncJob) -> None:
-        """Queue a job that is in the database. Where the queue does not answer, a sweep adds it."""
+        """Queue a job that is in the database, once the queue answers. If this process ends before, a sweep adds it."""
         if len(self._new) >= MAX_ADDING:
             return
         self._new.append(_new_work(job))
@@ -135,8 +140,13 @@ class QueuedJobs:
         try:
             while self._new:
                 work, self._new = self._new, []
-                with suppress(QueueUnavailable):  # the jobs wait for the next sweep
+                try:
                     await self._queue.add(work)
+                except QueueUnavailable:
+                    if self._is_closing:
+                        return  # a sweep adds them
+                    self._new = work + self._new
+                    await asyncio.sleep(RETRY_S)
         finally:
             self._adding = None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ EVENTS_TTL_S = 3600.0
 MAX_CHAIN = 1000
 """Most responses that one response may follow on, each on another."""
 MAX_CHAIN_BYTES = 32 * 1024 * 1024
+UNFINISHED = ("queued", "in_progress")
 
 _ERROR_CODES = {402: "insufficient_quota", 429: "rate_limit_exceeded"}
 _encode = msgspec.json.encode
@@ -86,8 +87,24 @@ class StoredResponses:
         """Raises NotFound."""
         found = await self._find(tenant, id)
         if found is None:
-            raise NotFound(f"Response with id '{_shown(id)}' not found.", param="id")
+            raise _not_found(id)
         return found
+
+    async def end(self, tenant: str, id: str, ended: Callable[[Raw], Raw]) -> StoredResponse:
+        """Store how an unfinished response ended, and return what is stored: of several ends, at any gateway, the first
+        counts. Raises NotFound.
+        """
+        while True:
+            document = await self._documents.get(tenant, KIND, id)
+            if document is None:
+                raise _not_found(id)
+            stored = _decoder.decode(document.content)
+            if stored.state.status not in UNFINISHED:
+                return stored
+            stored.response = ended(stored.response)
+            ttl_s = self._limits.response_ttl_s
+            if await self._documents.swap(tenant, KIND, id, document.content, _encode(stored), ttl_s=ttl_s):
+                return stored
 
     async def chain(self, tenant: str, id: str) -> list[StoredResponse]:
         """The response and those it follows on, the oldest first. Raises NotFound, InvalidRequest."""
@@ -149,6 +166,10 @@ def failure(status: int, code: str | None, message: str, retry_after_s: float | 
     if found == "rate_limit_exceeded":
         message += f" Please try again in {max(0.1, retry_after_s or 1.0):.1f}s."
     return {"code": found, "message": message, "type": code}
+
+
+def _not_found(id: str) -> NotFound:
+    return NotFound(f"Response with id '{_shown(id)}' not found.", param="id")
 
 
 def _shown(id: str) -> str:

@@ -5,6 +5,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from inferry.durable.async_jobs import JobRunner
+from inferry.durable.background import BackgroundResponses
 from inferry.durable.batch_runner import BatchRunner
 from inferry.durable.executor import StoreExecutor
 
@@ -42,6 +43,7 @@ class TenantData:
         executor: StoreExecutor,
         runner: BatchRunner,
         job_runner: JobRunner,
+        background: BackgroundResponses,
     ) -> None:
         self._documents = documents
         self._files = files
@@ -50,9 +52,12 @@ class TenantData:
         self._executor = executor
         self._runner = runner
         self._job_runner = job_runner
+        self._background = background
 
     async def delete(self, tenant: str) -> DeletedData:
-        """Delete all stored content of a tenant. Running batches and jobs stop. Space is freed by the sweeper."""
+        """Delete all stored content of a tenant. Running batches, jobs and background responses stop. Space is freed by
+        the sweeper.
+        """
         run = self._executor.run
         batches, unfinished = await run(self._batches.delete_tenant, tenant)
         for id in unfinished:
@@ -60,6 +65,7 @@ class TenantData:
         jobs = await run(self._jobs.delete_tenant, tenant)
         for id in jobs:
             self._job_runner.stop(id)
+        await self._background.stop_tenant(tenant)
         return DeletedData(
             documents=await run(self._documents.delete_tenant, tenant),
             files=await run(self._files.delete_tenant, tenant),

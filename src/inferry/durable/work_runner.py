@@ -241,11 +241,8 @@ class WorkRunner:
     # -- work --------------------------------------------------------------------------------------------------------
 
     async def _begin(self, entries: Sequence[QueueEntry]) -> None:
-        begun = [_Held(entry) for entry in entries]
-        for held in begun:
-            self._held[held.entry.key] = held
-            self._running[held.entry.lane] += 1
-        works = await self._load([entry.id for entry in entries])
+        begun = self._hold(entries)
+        works = await self._load([held.entry.id for held in begun]) if begun else {}
         for held in begun:
             entry, work = held.entry, None if works is None else works.get(held.entry.id)
             is_held = self._held.get(entry.key) is held
@@ -258,6 +255,24 @@ class WorkRunner:
                 del self._held[entry.key]  # renewed no longer: it is claimed, or becomes a dead letter
             elif is_held:
                 self._drop(held)  # it has ended, or is no work of this consumer
+
+    def _hold(self, entries: Sequence[QueueEntry]) -> list[_Held]:
+        """Hold the entries; return those whose work is new here. Work that runs here goes on under its new entry: a
+        queue that lost its data delivers it again, as does a claim after a pause of this process.
+        """
+        held_ids = {held.entry.id: held for held in self._held.values()}
+        begun: list[_Held] = []
+        for entry in entries:
+            held = held_ids.get(entry.id)
+            if held is None:
+                held = held_ids[entry.id] = _Held(entry)
+                begun.append(held)
+                self._running[entry.lane] += 1
+            else:
+                del self._held[held.entry.key]
+                held.entry = entry
+            self._held[entry.key] = held
+        return begun
 
     async def _load(self, ids: Sequence[str]) -> Mapping[str, StoredWork] | None:
         """The work; None where it cannot be loaded at all."""
@@ -272,13 +287,12 @@ class WorkRunner:
                 await asyncio.sleep(RETRY_S)
 
     async def _run(self, held: _Held, work: StoredWork) -> None:
-        entry = held.entry
         try:
             await self._execute_work(held, work)
         except Exception as error:
             # The entry is renewed no longer: it is claimed, or becomes a dead letter.
-            log.error("work %s is interrupted: %s", entry.id, type(error).__name__)
-            self._held.pop(entry.key, None)
+            log.error("work %s is interrupted: %s", held.entry.id, type(error).__name__)
+            self._held.pop(held.entry.key, None)
         else:
             held.task = None
             self._drop(held)

@@ -1,8 +1,8 @@
-"""Block pool of the paged KV cache, in plain ints: which sequences hold which block, and which blocks are cached."""
+"""Block pool of the paged KV cache: which sequences hold a block, which blocks are cached, which is evicted first."""
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
+from heapq import heapify, heappop, heappush
 
 from inferry.engine.kept_blocks import KeptBlocks
 
@@ -25,7 +25,7 @@ class BlockPool:
     sequence are in token order. The lowest empty blocks are allocated first, so that the blocks in use are close
     together and can be read as one range. Cached blocks are evicted by their last use, and a block after the blocks
     that follow it, because a prefix is found from its first block on. Blocks that are kept for a run are evicted after
-    all others.
+    all others. A block that is kept no longer loses this preference and nothing else: other runs may use it too.
     """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
@@ -41,7 +41,10 @@ class BlockPool:
         self._is_held = bytearray(blocks)
         self._key_of: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._cached: set[int] = set()  # without kept ones
+        self._by_use: list[tuple[int, int]] = []  # a heap of last use and block; entries of earlier uses remain
+        self._last_use = [0] * blocks
+        self._uses = 0
         self._kept = KeptBlocks(int(blocks * _MAX_KEPT_SHARE))
 
     @property
@@ -102,10 +105,12 @@ class BlockPool:
             if self._holders[block]:
                 continue
             self._is_held[block] = 0
+            self._uses += 1
+            self._last_use[block] = self._uses
             if block not in self._key_of:
                 self._set_empty(block)
             elif run is None:
-                self._cached[block] = None
+                self._cache(block)
             else:
                 self._kept.add(run, block, keep_until)
         self._stop_keeping(self._kept.pop_surplus())
@@ -138,7 +143,7 @@ class BlockPool:
         for block in blocks:
             self._holders[block] += 1
             self._is_held[block] = 1
-            self._cached.pop(block, None)
+            self._cached.discard(block)
             self._kept.discard(block)
         self._held[owner] = list(blocks)
 
@@ -185,15 +190,28 @@ class BlockPool:
         return blocks_taken
 
     def _evict(self) -> None:
-        block = self._cached.popitem(last=False)[0] if self._cached else self._kept.pop_first()
+        block = self._pop_least_recent() if self._cached else self._kept.pop_first()
         del self._by_key[self._key_of.pop(block)]
         self._set_empty(block)
 
     def _stop_keeping(self, blocks: Iterable[int]) -> None:
-        """Evict these blocks next: their last use is older than that of most, and the run that used them is gone."""
         for block in blocks:
-            self._cached[block] = None
-            self._cached.move_to_end(block, last=False)
+            self._cache(block)
+
+    def _cache(self, block: int) -> None:
+        self._cached.add(block)
+        if len(self._by_use) >= 2 * self.total:
+            self._by_use = [(self._last_use[cached], cached) for cached in self._cached]
+            heapify(self._by_use)
+        else:
+            heappush(self._by_use, (self._last_use[block], block))
+
+    def _pop_least_recent(self) -> int:
+        while True:
+            use, block = heappop(self._by_use)
+            if block in self._cached and use == self._last_use[block]:
+                self._cached.remove(block)
+                return block
 
     def _set_empty(self, block: int) -> None:
         self._is_empty[block] = 1

@@ -5,18 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from inferry.domain.routes import ALL_TASKS, Task
+from inferry.domain.routes import GENERATES, Task
 from inferry.engine.model import ModelConfig
 from inferry.engine.rope import inverse_frequencies, rope_context, unsupported_rope
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _POOLED = frozenset({Task.EMBED, Task.SCORE})
-_TASKS = {
-    "ForCausalLM": ALL_TASKS,
-    "Model": _POOLED,
-    "ForSequenceClassification": frozenset({Task.SCORE}),
-}
-"""What a model does, by the end of its architecture's name. Embeddings are scored by their cosine."""
+_HEAD = "ForSequenceClassification"
+_TASKS = {"ForCausalLM": GENERATES | _POOLED, "Model": _POOLED, _HEAD: frozenset({Task.SCORE})}
+"""What a model does, by the end of its architecture's name. Embeddings are scored by their cosine. A head with several
+labels classifies instead."""
 ARCHITECTURES = tuple(family + kind for kind in _TASKS for family in FAMILIES)
 DTYPES = ("float32", "bfloat16", "float16")
 _DIMENSIONS = (
@@ -65,6 +63,8 @@ def read_config(directory: Path, *, context_tokens: int | None = None) -> ModelC
         eos_ids=_eos_ids(directory, raw),
         tasks=_tasks(raw),
         pooling=_pooling(directory, raw),
+        labels=labels_of(raw),
+        is_multi_label=raw.get("problem_type") == "multi_label_classification",
         has_dimensions=bool(raw.get("is_matryoshka") or raw.get("matryoshka_dimensions")),
         window=window,
         sliding_layers=sliding_layers,
@@ -108,9 +108,8 @@ def unsupported(directory: Path, raw: dict[str, Any]) -> Iterator[str]:
     missing = [name for name in _DIMENSIONS if not isinstance(raw.get(name), int)]
     if missing:
         yield f"config.json has no number for {', '.join(missing)}"
-    labels = raw.get("num_labels") or len(raw.get("id2label") or ()) or 2
-    if architecture.endswith("ForSequenceClassification") and labels != 1:
-        yield f"{labels} labels: a score needs a classification head with one"
+    if len(labels_of(raw)) > 1 and raw.get("problem_type") == "regression":
+        yield "problem_type regression with several labels"
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown method")
         yield f"quantization_config: quantized weights ({method})"
@@ -137,8 +136,25 @@ def _architecture(raw: dict[str, Any]) -> str:
 
 
 def _tasks(raw: dict[str, Any]) -> frozenset[Task]:
+    if len(labels_of(raw)) > 1:
+        return frozenset({Task.CLASSIFY})
     architecture = _architecture(raw)
     return next(tasks for kind, tasks in _TASKS.items() if architecture in [family + kind for family in FAMILIES])
+
+
+def labels_of(raw: dict[str, Any]) -> tuple[str, ...]:
+    """The names of a classification head's labels, by default those of transformers; empty for other models."""
+    if not _architecture(raw).endswith(_HEAD):
+        return ()
+    names: dict[str, str] = raw.get("id2label") or {}
+    count = len(names) or int(raw.get("num_labels") or 2)
+    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
+
+
+def check_head(config: ModelConfig, rows: int) -> None:
+    """Raises UnsupportedModel where the classification head does not have a row for every label."""
+    if rows != len(config.labels):
+        raise UnsupportedModel(f"score.weight has {rows} rows for {len(config.labels)} labels")
 
 
 def _head_dim(raw: dict[str, Any]) -> int:

@@ -10,6 +10,9 @@ from inferry.domain.workers import EngineMode, ToolFormatName
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
+MEMORY_SHARE = 0.8
+"""Share of a device's memory that an engine uses."""
+
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Limits of one engine process.
@@ -34,7 +37,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     threads: int | None = None
     dtype: Dtype = "auto"
-    memory_share: float = 0.8
+    memory_share: float = MEMORY_SHARE
     device: Device = "cpu"
     prefix_cache: bool = True
     kv_pause_s: float = 60.0
@@ -84,6 +87,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
 DEVICE_DEFAULTS: dict[Device, EngineConfig] = {
     "cpu": EngineConfig(),
-    "cuda": EngineConfig(device="cuda", max_sequences=256, chunk_tokens=2_048, kv_tokens="auto", memory_share=0.9),
+    "cuda": EngineConfig(device="cuda", max_sequences=256, chunk_tokens=2_048, kv_tokens="auto"),
 }
 """Limits that suit a device: a GPU computes 2,048 prompt tokens in less time than a CPU computes 256."""

@@ -15,12 +15,12 @@ from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.grammars import NOT_STARTED, Grammars
 from inferry.engine.launched_step import LaunchedStep
-from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
+from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone, TokenLogprobs
 from inferry.engine.modes import planner_of
 from inferry.engine.padding import padding_work
 from inferry.engine.planner import NO_PADDING, Limits, StepPlan, Work
 from inferry.engine.prefix_keys import root_key
-from inferry.engine.rejections import Room, rejection_of
+from inferry.engine.rejections import EngineLimits, rejection_of
 from inferry.engine.runners import UNKNOWN, BlockingSteps, OverlappingRunner, Runner, without_awaiting
 from inferry.engine.sequences import Sequence
 
@@ -91,8 +91,8 @@ class EngineCore:
     def add(self, request: Request) -> Rejected | None:
         if request.key in self._sequences:
             return Rejected(request.key, False, "the key is already in use")
-        room = Room(self.context_tokens, self.kv_tokens, self._runner.vocab_size, self._grammars is not None)
-        rejection = rejection_of(request, room)
+        limits = EngineLimits(self.context_tokens, self.kv_tokens, self._runner.vocab_size, self._grammars is not None)
+        rejection = rejection_of(request, limits)
         if rejection is not None:
             return rejection
         prompt, sampling = request.prompt_ids, request.sampling
@@ -104,6 +104,7 @@ class EngineCore:
             prompt,
             sampling=sampling,
             lane=request.lane,
+            is_batch=request.is_batch,
             arrival=self._arrivals,
             limit=min(len(prompt) + new_tokens, self.context_tokens, self.kv_tokens),
             seed=self._make_seed() if sampling.seed is None else sampling.seed,
@@ -112,7 +113,7 @@ class EngineCore:
             # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
             root_key=None if self._shared is None or request.pooled else root_key(request.salt, request.adapter),
             run=request.run if self._kv_pause_s else None,
-            kv_quota=request.kv_quota,
+            kv_quotas=request.kv_quotas,
             batch=request.batch,
             adapter=request.adapter,
         )
@@ -278,6 +279,7 @@ class EngineCore:
     def _postprocess(self, step: LaunchedStep, sampled: list[int], ends: list[End]) -> StepDone:
         tokens: list[tuple[int, int]] = []
         pooled: list[tuple[int, bytes]] = []
+        logprobs: list[TokenLogprobs] = []
         ended: list[tuple[Sequence, bool, str | None]] = []
         self._name_blocks(step)
         for sequence in step.pooled:
@@ -290,6 +292,8 @@ class EngineCore:
                 continue  # it ended or was aborted after this step was launched
             sequence.tokens[place] = token
             tokens.append((sequence.key, token))
+            if sequence.logprobs is not None:
+                logprobs.append(TokenLogprobs(sequence.key, *sequence.logprobs))
             matcher = sequence.matcher
             if matcher is not None and not matcher.consume(token):
                 ended.append((sequence, False, _TOO_COMPLEX))
@@ -303,7 +307,7 @@ class EngineCore:
         for sequence, _, _ in ended:
             self._remove(sequence)
         ends += [End(_account(sequence), stopped, error) for sequence, stopped, error in ended]
-        return StepDone(tokens, ends, self.stats(), pooled)
+        return StepDone(tokens, ends, self.stats(), pooled, logprobs)
 
     def _weights(self, work: tuple[Work, ...]) -> list[float]:
         """Modelled seconds of each piece: what it adds to the step, and an even part of what the step costs at all."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from inferry.engine.adapters import PROJECTIONS, LowRank, module_shapes, read_adapter
+from inferry.engine.adapter_weights import PROJECTIONS, LowRank, module_shapes, read_adapter
 from inferry.engine.config import EngineConfig
 from inferry.engine.loader import LayerNorms, load_norms, paired
 from inferry.engine.lora import AdapterLayer, AdapterMatrices, AdapterRows

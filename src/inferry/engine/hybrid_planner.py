@@ -58,7 +58,10 @@ class HybridPlanner(Struct, frozen=True):
         kept, preempted, free = allocate_running([*running, *prepared], free_blocks, limits.block_tokens, shared)
         # A preempted sequence must not be overtaken in the same step by a new one of its rank or below.
         newcomers = [] if preempted else [sequence for sequence in waiting if not sequence.blocks]
-        seats = _seats(kept[: len(running)], kept[len(running) :], newcomers, free, limits, shared)
+        waits = set(map(id, prepared))
+        still_running = [sequence for sequence in kept if id(sequence) not in waits]
+        still_prepared = [sequence for sequence in kept if id(sequence) in waits]
+        seats = _seats(still_running, still_prepared, newcomers, free, limits, shared)
         phase_limit, is_mixed = self._phase_limit(seats, limits)
         joining, chunks, _ = _fill_chunk(seats, min(limits.chunk_tokens, phase_limit - self.phase_tokens))
         tokens = sum(chunk.tokens for chunk in chunks)
@@ -154,7 +157,7 @@ def _fill_chunk(seats: _Seats, budget: int) -> tuple[list[Sequence], list[Work],
             break
         is_new, pending, need = id(sequence) in new, sequence.pending, 0
         if is_new:
-            if not can_admit or (sequence.kv_quota is not None and exceeds_quota(sequence, holders)):
+            if not can_admit or (sequence.kv_quotas and exceeds_quota(sequence, holders)):
                 continue
             need, pending = to_start(sequence, limits.block_tokens, seats.shared)
         takes_slot = id(sequence) not in seated and open_slots > 0

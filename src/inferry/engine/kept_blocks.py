@@ -7,7 +7,7 @@ from collections.abc import Iterable
 class KeptBlocks:
     """Kept blocks by the run that used them last, the earliest deadline first.
 
-    At most `max_blocks` are kept. Blocks that are kept no longer are returned, the first block of a prefix first.
+    At most `max_blocks` are kept. Blocks that are kept no longer are returned.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -54,7 +54,6 @@ class KeptBlocks:
         taken = list(blocks)
         for block in taken:
             self.discard(block)
-        taken.reverse()
         return taken
 
     def _forget(self, run: str, block: int) -> None:

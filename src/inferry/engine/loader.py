@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inferry.domain.routes import Task
-from inferry.engine.checkpoint import UnsupportedModel, read_config, weight_files
+from inferry.engine.checkpoint import UnsupportedModel, check_head, read_config, weight_files
 from inferry.engine.model import LayerWeights, ModelConfig, Weights
 
 _DTYPES = ("F32", "BF16", "F16")
@@ -124,6 +124,7 @@ class _Loader:
             head = self._matrix(_Part(name), norm=final_norm)
         elif Task.EMBED not in config.tasks:
             score = self._vector(_Part("score.weight")).t().contiguous()
+            check_head(config, score.shape[1])
         embedding = self._stacked(_Part(table), self._dtype)
         layers = tuple(self._layer(f"{prefix}layers.{index}.") for index in range(config.layers))
         tensors.refuse_unread()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from inferry.domain.routes import Task
-from inferry.engine.config import Device, EngineConfig
+from inferry.engine.config import MEMORY_SHARE, Device, EngineConfig
 from inferry.engine.model import ModelConfig
 from inferry.engine.sampling import DRAWN_LOGIT_BYTES, MAX_DRAWN_LOGITS
 
@@ -18,12 +18,14 @@ RUNTIME_BYTES: dict[Device, int] = {"cpu": 250 << 20, "cuda": 600 << 20}
 """What a process needs before a model: Python and torch, or the CUDA context with the workspaces of its libraries."""
 GRAPH_BYTES: dict[Device, int] = {"cpu": 0, "cuda": 2 << 30}
 """What is kept for captured CUDA graphs, compiled kernels and the workspace of cuBLAS."""
-PROFILES = {"throughput": 0.8, "latency": 0.25}
+PROFILES = {"throughput": MEMORY_SHARE, "latency": 0.25}
 """Share of a device's memory that an engine uses. Short batches keep the inter-token latency low: they need less KV."""
 _FLOAT32 = 4
 # Memory that the process holds for each byte of small temporary values: malloc keeps what is freed.
 _ALLOCATOR_FACTOR: dict[Device, float] = {"cpu": 2.0, "cuda": 1.0}
 _MAX_SEQUENCES = 256
+MAX_COPIED_BLOCKS = 128
+"""What padded decodes on a CPU copy out of the cache at a time, in one layer; at least the blocks of one sequence."""
 
 
 class OutOfMemory(ValueError):
@@ -83,7 +85,7 @@ class MemoryModel:
         layer_bytes = values * self._value_bytes + (q + kv) * model.has_qk_norm * _FLOAT32 * is_cpu
         tables = 2 if Task.GENERATE in model.tasks and (is_cpu or not model.is_tied) else 1
         table_bytes = tables * model.vocab_size * model.hidden * self._value_bytes
-        norms = 1 if Task.EMBED in model.tasks else 2  # the final norm and a classification head
+        norms = 1 + len(model.labels)  # the final norm and a classification head
         norm_bytes = norms * model.hidden * (_FLOAT32 if is_cpu else self._value_bytes)
         return model.layers * layer_bytes + table_bytes + norm_bytes
 
@@ -107,7 +109,7 @@ class MemoryModel:
     def estimate(self, config: EngineConfig) -> MemoryEstimate:
         """The memory of an engine with this configuration, whose `kv_tokens` is a number."""
         kv_tokens = config.blocks * config.block_tokens
-        step = _ALLOCATOR_FACTOR[self._device] * self._step_bytes(config)
+        step = _ALLOCATOR_FACTOR[self._device] * self._step_bytes(config) + self._copied_bytes(config)
         return MemoryEstimate(
             weights=self.weight_bytes,
             kv_cache=kv_tokens * self.kv_token_bytes,
@@ -156,21 +158,34 @@ class MemoryModel:
             return rows + splits + rotations + logits * (self._value_bytes + DRAWN_LOGIT_BYTES)
         rotations = context * model.head_dim * _FLOAT32
         drawn = min(logits, max(MAX_DRAWN_LOGITS, model.vocab_size)) * DRAWN_LOGIT_BYTES
-        return rows + rotations + logits * _FLOAT32 + drawn + self._chunk_bytes(config.chunk_tokens, context)
+        # The mask of a chunk at the end of the context is a matrix; padded decodes have a row of one each.
+        masks = 2 if model.sliding_layers else 1
+        mask = config.chunk_tokens * context * (masks + _FLOAT32)
+        if config.pads:
+            tiles = 2 * model.kv_heads * 8 / config.block_tokens
+            mask = max(mask, int(sequences * context * (masks * (_FLOAT32 + 1) + tiles)))
+        return rows + rotations + logits * _FLOAT32 + drawn + mask
 
-    def _chunk_bytes(self, chunk_tokens: int, context: int) -> int:
-        """A chunk at the end of the context: its keys and values are copied, and its mask is a matrix."""
-        masks = 2 if self._model.sliding_layers else 1
-        mask = chunk_tokens * context * (masks + _FLOAT32)
-        return mask + 2 * self._kv_width * context * self._value_bytes
+    def _copied_bytes(self, config: EngineConfig) -> int:
+        """Keys and values of one layer that are copied out of the cache: of one sequence, or of several padded ones."""
+        if self._device == "cuda":
+            return 0
+        tokens = context = self._context(config)
+        if config.pads:
+            at_once = min(MAX_COPIED_BLOCKS * config.block_tokens, config.max_sequences * context)
+            tokens = max(context, at_once)
+        return 2 * self._kv_width * tokens * self._value_bytes
 
     def _kv_workspace_bytes(self, config: EngineConfig) -> float:
-        """Workspace per token of the KV cache when it is full of decodes: on a CPU they are computed block by block."""
-        if self._device == "cuda":
+        """Workspace per token of the KV cache when it is full of decodes: on a CPU they are computed block by block,
+        unless they are padded.
+        """
+        if self._device == "cuda" or config.pads:
             return 0.0
-        per_block = 2 * self._q_width * self._value_bytes + 3 * 8
+        per_block = 3 * self._q_width * self._value_bytes + 3 * 8
         masks = 2 if self._model.sliding_layers else 1
-        scores = self._model.heads * _FLOAT32 + masks * (_FLOAT32 + 1)
+        # Scores are there by block and, while they are arranged by row, up to three times more.
+        scores = 4 * self._model.heads * _FLOAT32 + masks * (_FLOAT32 + 1)
         # Blocks that lie apart are copied, one layer at a time; at least half of a range lies together.
         return scores + per_block / config.block_tokens + self.kv_token_bytes / self._model.layers / 2
 

@@ -17,6 +17,9 @@ from inferry.engine.config import EngineConfig
 
 _LENGTH = struct.Struct("<I")
 
+MAX_TOP_LOGPROBS = 20
+"""The most that `Sampling.logprobs` may be."""
+
 
 class Setup(Struct, frozen=True, tag=0, array_like=True):
     """The first message to an engine process."""
@@ -51,17 +54,19 @@ class Request(Struct, frozen=True, array_like=True):
     salt: str | None = None
     """Isolates the prefix cache: only prompts with the same salt share blocks."""
     pooled: bool = False
-    """The prompt is embedded or scored; no token is sampled."""
+    """The prompt has one result, and no token is sampled."""
     run: str | None = None
     """The run whose next call will start with this prompt and its output; None if there is none."""
-    kv_quota: tuple[str, int] | None = None
-    """The tenant, and the KV tokens that its sequences may hold at the same time; None for no limit."""
+    kv_quotas: tuple[tuple[str, int], ...] = ()
+    """Names of its tenant and its run, each with the KV tokens that its sequences may hold at the same time."""
     batch: int = 0
     """Requests with different numbers never share a padded pass."""
     output_ids: int = 0
     """How many of the last `prompt_ids` are output of an earlier attempt. The constraint covers them."""
     adapter: int = 0
     """The number of a loaded LoRA adapter; 0 for none."""
+    is_batch: bool = False
+    """No client waits for its first token: its lane has no TTFT target."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"
@@ -137,6 +142,8 @@ class Ready(Struct, frozen=True, tag=10, array_like=True):
     """What the model does, by the names of `domain.routes.Task`."""
     features: tuple[str, ...] = ()
     """Features of calls that the model supports."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels of a classification head."""
 
 
 class Account(Struct, frozen=True, array_like=True, gc=False):
@@ -162,16 +169,26 @@ class End(Struct, frozen=True, array_like=True, gc=False):
     is_busy: bool = False
 
 
+class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
+    """The log probability of the new token of a sequence, and the most likely tokens in its place with theirs."""
+
+    key: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 class StepDone(Struct, frozen=True, tag=11, array_like=True):
     """One step: its new tokens as (key, token id), the sequences that ended, and the state.
 
-    `pooled`: the results of pooled sequences that ended, as float32 values: a vector, or one score.
+    `pooled`: the results of pooled sequences that ended, as float32 values: a vector, one score, or the probabilities
+    of all labels. `logprobs`: of the new tokens, for sequences that ask for them.
     """
 
     tokens: list[tuple[int, int]]
     ends: list[End]
     stats: Stats
     pooled: list[tuple[int, bytes]] = []
+    logprobs: list[TokenLogprobs] = []
 
 
 class Aborted(Struct, frozen=True, tag=12, array_like=True):

@@ -5,10 +5,10 @@ the pairs that RoPE rotates are adjacent, so that rotation is one complex multip
 alike, so their products do not change); - the scale of queries is part of their matrix, or of their norm where they
 have one; - the weights of every norm are multiplied into the next matrix, together with the root of the width, so that
 normalising is a division by the length of (hidden, root of width times epsilon). In the cache, the keys of one head in
-one block are one tile, and so are its values: attention reads whole tiles.
+one block are one tile, and so are its values: attention reads whole tiles. The tiles of one head lie in the order of
+their blocks, so that a sequence in neighbouring blocks is read in place.
 """
 
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inferry.domain.routes import GENERATES, Task
-from inferry.engine.lora import AdapterRows, add_adapters
+from inferry.engine.lora import add_adapters
+from inferry.engine.step_batch import FewDecodes, ManyDecodes, PaddedPrompts, PromptChunk, StepBatch, Tiles
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class ModelConfig:
     """The dimensions of a decoder. `rope_inverse_frequencies` include scaling; rotated queries and keys are multiplied
     by `rope_factor`.
 
-    `pooling`: which hidden states a result is made of. `has_dimensions`: the first values of a vector are a vector of
-    their own (Matryoshka). A token of a layer in `sliding_layers` sees itself and the `window` - 1 tokens before it.
+    `pooling`: which hidden states a result is made of. `labels`: those of a classification head, which exclude each
+    other unless it `is_multi_label`. `has_dimensions`: the first values of a vector are a vector of their own
+    (Matryoshka). A token of a layer in `sliding_layers` sees itself and the `window` - 1 tokens before it.
     `dtype` is the checkpoint's own, as its config names it.
     """
 
@@ -43,6 +45,8 @@ class ModelConfig:
     eos_ids: frozenset[int]
     tasks: frozenset[Task] = GENERATES
     pooling: Literal["mean", "last"] = "mean"
+    labels: tuple[str, ...] = ()
+    is_multi_label: bool = False
     has_dimensions: bool = False
     rope_factor: float = 1.0
     window: int | None = None
@@ -64,6 +68,12 @@ class ModelConfig:
         return 2 * self.kv_heads
 
 
+def probabilities(config: ModelConfig, logits: Tensor) -> Tensor:
+    """Of the labels of a classification head: a softmax where they exclude each other, else each on its own."""
+    is_exclusive = len(config.labels) > 1 and not config.is_multi_label
+    return torch.softmax(logits, dim=1) if is_exclusive else torch.sigmoid(logits)
+
+
 @dataclass(frozen=True)
 class LayerWeights:
     """One layer. Every matrix is [in, out]."""
@@ -79,7 +89,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """`head`: logits of tokens; `score`: one logit of the whole sequence. A model has one of them, or neither.
+    """`head`: logits of tokens; `score`: a logit of the sequence for each label. A model has one of them, or neither.
 
     `final_norm` is the weight of the last norm, with the root of the width. It is part of `head` already. Matrices,
     biases and `embedding` have the dtype of the model; `final_norm`, `score` and norms of heads are float32.
@@ -92,83 +102,6 @@ class Weights:
     score: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class FewDecodes:
-    """The first `rows` rows are one token each of a few sequences, padded to the longest.
-
-    `mask` is 0 for visible keys and -inf for padding. `sliding_mask` replaces it in layers with a window; None if the
-    window hides nothing, here and below.
-    """
-
-    rows: int
-    tile_index: Tensor
-    mask: Tensor
-    sliding_mask: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class ManyDecodes:
-    """The first `rows` rows are one token each of many sequences, whose blocks are read in any order.
-
-    `read` selects the blocks; a number means the range that starts there, which needs no copy. `owner` is the row
-    of each block; `mask` is -inf for keys that the row does not see, possibly for all keys of a block. `blocks_of_row`
-    has the positions of each row's blocks, padded with the last one.
-    """
-
-    rows: int
-    read: Tensor | int
-    owner: Tensor
-    mask: Tensor
-    blocks_of_row: Tensor
-    sliding_mask: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class PromptChunk:
-    """Rows [start, end) are consecutive tokens of one sequence; the last one sees `keys` tokens.
-
-    The first chunk of a sequence sees only itself and needs neither tiles nor mask.
-    """
-
-    start: int
-    end: int
-    keys: int
-    tile_index: Tensor | None
-    mask: Tensor | None
-    sliding_mask: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class PaddedPrompts:
-    """The last rows of a batch: whole prompts of several sequences, padded to the longest.
-
-    `rows` [prompts, longest] are the rows of each prompt, the last one repeated; `places` are the places of the real
-    tokens among them.
-    """
-
-    rows: Tensor
-    places: Tensor
-    sliding_mask: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class StepBatch:
-    """All tokens of one step, one row each. Built once per step and used by every layer.
-
-    `slots` are the cache rows of every token's keys by head, then of its values: one per tile of its block. `adapters`
-    are the rows that use LoRA adapters.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    decodes: FewDecodes | ManyDecodes | None
-    chunks: Ordered[PromptChunk]
-    last_rows: Tensor | None
-    padded: PaddedPrompts | None = None
-    adapters: Ordered[AdapterRows] = ()
-
-
 class Decoder:
     """Token ids in, logits or hidden states out. Owns the KV cache; the batch says which slots each token uses."""
 
@@ -179,10 +112,11 @@ class Decoder:
         self._q_width = config.heads * config.head_dim
         self._group = config.heads // config.kv_heads
         self.dtype = weights.embedding.dtype
-        shape = (blocks, config.tiles, block_tokens, config.head_dim)
+        self.blocks = blocks
+        shape = (config.tiles, blocks, block_tokens, config.head_dim)
         # Zeroed: a masked key has weight 0, and 0 times a NaN in its value would be NaN.
         self._cache = [torch.zeros(shape, dtype=self.dtype) for _ in range(config.layers)]
-        self._copied = torch.empty(0, dtype=self.dtype)
+        self._copied = torch.empty(0, dtype=self.dtype)  # what was read out of the cache last
         self._tiles = [layer.view(-1, block_tokens, config.head_dim) for layer in self._cache]
         self._rows = [layer.view(-1, config.head_dim) for layer in self._cache]
         self._floor = torch.tensor((config.hidden * config.norm_eps) ** 0.5)
@@ -208,9 +142,9 @@ class Decoder:
 
     @torch.inference_mode()
     def scores(self, states: Tensor) -> Tensor | None:
-        """The probability that the model's classification head gives each state; None without such a head."""
+        """The probabilities that the model's classification head gives each state; None without such a head."""
         head = self._weights.score
-        return None if head is None else torch.sigmoid(torch.mm(states, head))
+        return None if head is None else probabilities(self.config, torch.mm(states, head))
 
     @torch.inference_mode()
     def hidden(self, batch: StepBatch) -> Tensor:
@@ -220,36 +154,46 @@ class Decoder:
         rotated_heads = config.heads + config.kv_heads
         rotations = self._rotations.index_select(0, batch.positions)
         hidden = F.embedding(batch.ids, weights.embedding)
+        # Every layer writes its results to the same memory, so that views of it are made once.
+        qkv = torch.empty(rows, (rotated_heads + config.kv_heads) * config.head_dim, dtype=self.dtype)
+        qk = qkv[:, : rotated_heads * config.head_dim].view(rows, rotated_heads, config.head_dim)
+        precise = qk.float()  # in float32 no copy; there are no complex numbers of bfloat16
+        pairs = torch.view_as_complex(precise.view(rows, rotated_heads, -1, 2))
+        fresh = qkv[:, self._q_width :]
+        gate_up = torch.empty(rows, 2 * config.intermediate, dtype=self.dtype)
+        gate, up = gate_up.chunk(2, 1)
         for index, layer in enumerate(weights.layers):
             normed = self._normed(hidden)
             if layer.qkv_bias is None:
-                qkv = torch.mm(normed, layer.qkv)
+                torch.mm(normed, layer.qkv, out=qkv)
             else:
-                qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv)
+                torch.addmm(layer.qkv_bias, normed, layer.qkv, out=qkv)
             add_adapters(batch.adapters, index, "qkv", normed, qkv)
-            qk = qkv[:, : rotated_heads * config.head_dim].view(rows, rotated_heads, config.head_dim)
-            precise = qk.float()  # in float32 no copy; there are no complex numbers of bfloat16
+            if precise is not qk:
+                precise.copy_(qk)
             if layer.qk_norm is not None:
                 precise.copy_(F.rms_norm(precise, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm))
-            torch.view_as_complex(precise.view(rows, rotated_heads, -1, 2)).mul_(rotations)
+            pairs.mul_(rotations)
             if precise is not qk:
                 qk.copy_(precise)
-            self._rows[index].index_copy_(0, batch.slots, qkv[:, self._q_width :].reshape(-1, config.head_dim))
+            self._rows[index].index_copy_(0, batch.slots, fresh.reshape(-1, config.head_dim))
             attended = self._attend(index, qkv, batch)
             hidden.addmm_(attended, layer.out)
             add_adapters(batch.adapters, index, "out", attended, hidden)
             if layer.out_bias is not None:
                 hidden.add_(layer.out_bias)
             normed = self._normed(hidden)
-            gate_up = torch.mm(normed, layer.gate_up)
+            torch.mm(normed, layer.gate_up, out=gate_up)
             add_adapters(batch.adapters, index, "gate_up", normed, gate_up)
-            gate, up = gate_up.chunk(2, 1)
             active = F.silu(gate).mul_(up)
             hidden.addmm_(active, layer.down)
             add_adapters(batch.adapters, index, "down", active, hidden)
         return hidden
 
     def _normed(self, hidden: Tensor) -> Tensor:
+        if hidden.dtype is torch.float32:
+            # Without a dtype: with one, even this one, the length takes three times as long.
+            return hidden / torch.hypot(torch.linalg.vector_norm(hidden, dim=1, keepdim=True), self._floor)
         length = torch.linalg.vector_norm(hidden, dim=1, keepdim=True, dtype=torch.float32)
         return (hidden / torch.hypot(length, self._floor)).to(hidden.dtype)
 
@@ -286,43 +230,75 @@ class Decoder:
     def _attend_few(self, index: int, qkv: Tensor, few: FewDecodes) -> Tensor:
         config = self.config
         query = qkv[: few.rows, : self._q_width].view(few.rows, config.kv_heads, self._group, config.head_dim)
-        # Query heads that share a key head take the place of query positions, so keys are not repeated.
-        keys, values = self._gather(index, few.tile_index, few.rows)
         mask = self._mask(index, few.mask, few.sliding_mask)
-        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=1.0)
-        return seen.reshape(few.rows, self._q_width)
+        if few.rows <= few.at_once:
+            return self._attend_rows(index, query, few.tiles, few.keys, mask)
+        assert isinstance(few.tiles, Tensor)
+        groups = zip(
+            torch.split(query, few.at_once),
+            torch.split(few.tiles.view(few.rows, -1), few.at_once),
+            [None] * few.rows if mask is None else torch.split(mask, few.at_once),
+            strict=False,
+        )
+        return torch.cat(
+            [self._attend_rows(index, rows, tiles.view(-1), few.keys, hides) for rows, tiles, hides in groups]
+        )
+
+    def _attend_rows(self, index: int, query: Tensor, tiles: Tiles, keys: int, mask: Tensor | None) -> Tensor:
+        # Query heads that share a key head take the place of query positions, so keys are not repeated.
+        read_keys, values = self._gather(index, tiles, len(query), keys)
+        seen = F.scaled_dot_product_attention(query, read_keys, values, attn_mask=mask, scale=1.0)
+        return seen.reshape(len(query), self._q_width)
 
     def _attend_many(self, index: int, qkv: Tensor, many: ManyDecodes) -> Tensor:
         """Attention by block instead of by row: queries are gathered per block, and the results are summed per row.
 
-        Softmax is exact: all blocks of a row share its maximum.
+        Softmax is exact: all blocks of a row share its maximum. A block after all others stands for padding of rows.
         """
         config, owner, rows = self.config, many.owner, many.rows
         heads, group, width = config.kv_heads, self._group, config.head_dim
         blocks = owner.shape[0]
         cache = self._cache[index]
-        read = cache[many.read : many.read + blocks] if isinstance(many.read, int) else self._copy(cache, many.read)
+        read = cache[:, many.read : many.read + blocks] if isinstance(many.read, int) else self._copy(cache, many.read)
         query = qkv[:, : self._q_width].index_select(0, owner).view(blocks, heads, group, width)
-        products = torch.empty(heads, blocks, group, self._block_tokens, dtype=self.dtype)
+        products = torch.empty(heads, blocks + 1, group, self._block_tokens, dtype=self.dtype)
+        products[:, blocks] = float("-inf")
         for head in range(heads):
-            torch.bmm(query[:, head], read[:, head].transpose(1, 2), out=products[head])
+            torch.bmm(query[:, head], read[head].transpose(1, 2), out=products[head, :blocks])
         mask = self._mask(index, many.mask, many.sliding_mask)
         assert mask is not None
-        scores = products.float().add_(mask)
+        scores = products.float()  # in float32 no copy
+        scores[:, :blocks].add_(mask)
+        contributed = torch.empty(heads, blocks + 1, group, width, dtype=self.dtype)
+        if many.places is not None:
+            by_row = scores.index_select(1, many.blocks_of_row).view(heads, rows, -1, group, self._block_tokens)
+            shape = by_row.transpose(2, 3).shape
+            by_row = by_row.transpose(2, 3).reshape(heads, rows, group, -1).softmax(3).view(shape).transpose(2, 3)
+            weights = by_row.reshape(heads, -1, group, self._block_tokens).index_select(1, many.places)
+            self._add_values(weights, read[heads:], contributed)
+            contributed[:, blocks] = 0.0
+            parts = contributed.index_select(1, many.blocks_of_row).view(heads, rows, -1, group, width)
+            return parts.sum(2, dtype=torch.float32).transpose(0, 1).reshape(rows, self._q_width).to(self.dtype)
         highest = scores.amax(3).index_select(1, many.blocks_of_row).view(heads, rows, -1, group).amax(2)
-        weights = scores.sub_(highest.index_select(1, owner).unsqueeze(3)).exp_()
-        contributed = torch.empty(heads, blocks, group, width, dtype=self.dtype)
-        for head in range(heads):
-            torch.bmm(weights[head].to(self.dtype), read[:, heads + head], out=contributed[head])
+        weights = scores[:, :blocks].sub_(highest.index_select(1, owner).unsqueeze(3)).exp_()
+        self._add_values(weights, read[heads:], contributed)
         total = torch.zeros(heads, rows, group).index_add_(1, owner, weights.sum(3))
-        seen = torch.zeros(heads, rows, group, width).index_add_(1, owner, contributed.float())
+        seen = torch.zeros(heads, rows, group, width).index_add_(1, owner, contributed[:, :blocks].float())
         return seen.div_(total.unsqueeze(3)).transpose(0, 1).reshape(rows, self._q_width).to(self.dtype)
+
+    def _add_values(self, weights: Tensor, values: Tensor, out: Tensor) -> None:
+        """The values of every block, weighted, by head and block."""
+        for head, one in enumerate(weights.to(self.dtype)):
+            torch.bmm(one, values[head], out=out[head, : len(one)])
 
     def _copy(self, cache: Tensor, blocks: Tensor) -> Tensor:
         """These blocks, in a buffer that is used again: fresh memory of this size is slower than the copy itself."""
-        if len(self._copied) < len(blocks):
-            self._copied = torch.empty(2 * len(blocks), *cache.shape[1:], dtype=self.dtype)
-        return torch.index_select(cache, 0, blocks, out=self._copied[: len(blocks)])
+        return torch.index_select(
+            cache,
+            1,
+            blocks,
+            out=self._buffer(cache.shape[0] * len(blocks)).view(cache.shape[0], len(blocks), *cache.shape[2:]),
+        )
 
     def _attend_chunk(self, index: int, qkv: Tensor, chunk: PromptChunk) -> Tensor:
         config = self.config
@@ -331,11 +307,11 @@ class Decoder:
         query = (
             own_rows[:, : self._q_width].view(rows, config.kv_heads, self._group, config.head_dim).permute(1, 2, 0, 3)
         )
-        if chunk.tile_index is None:
+        if chunk.tiles is None:
             fresh = own_rows[:, self._q_width :].view(1, rows, 2, config.kv_heads, config.head_dim)
             keys, values = fresh.permute(2, 0, 3, 1, 4).unbind(0)
         else:
-            keys, values = self._gather(index, chunk.tile_index, 1)
+            keys, values = self._gather(index, chunk.tiles, 1, chunk.keys)
         shape = (config.kv_heads, self._group, chunk.keys, config.head_dim)
         keys = keys[0, :, : chunk.keys].unsqueeze(1).expand(shape)
         values = values[0, :, : chunk.keys].unsqueeze(1).expand(shape)
@@ -343,8 +319,21 @@ class Decoder:
         seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=1.0)
         return seen.permute(2, 0, 1, 3).reshape(rows, self._q_width)
 
-    def _gather(self, index: int, tile_index: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [sequences, kv heads, keys, head dim] as views of one copy out of the cache."""
-        heads = self.config.kv_heads
-        read = self._tiles[index].index_select(0, tile_index).view(sequences, 2 * heads, -1, self.config.head_dim)
-        return read[:, :heads], read[:, heads:]
+    def _gather(self, index: int, tiles: Tiles, sequences: int, keys: int) -> tuple[Tensor, Tensor]:
+        """The first `keys` keys and values, [sequences, kv heads, keys, head dim], as views of the cache or of a copy.
+
+        A copy is overwritten by the next.
+        """
+        heads, width = self.config.kv_heads, self.config.head_dim
+        if isinstance(tiles, range):
+            read = self._cache[index][:, tiles.start : tiles.stop].flatten(1, 2).unsqueeze(0)
+        else:
+            read = torch.index_select(self._tiles[index], 0, tiles, out=self._buffer(len(tiles)))
+            read = read.view(sequences, 2 * heads, -1, width)
+        return read[:, :heads, :keys], read[:, heads:, :keys]
+
+    def _buffer(self, tiles: int) -> Tensor:
+        """Memory for this many tiles."""
+        if len(self._copied) < tiles:
+            self._copied = torch.empty(2 * tiles, self._block_tokens, self.config.head_dim, dtype=self.dtype)
+        return self._copied[:tiles]

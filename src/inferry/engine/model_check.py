@@ -63,6 +63,7 @@ class MemoryReport(Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_token_bytes: int
     adapter_bytes: int | None = None
+    kv_cache_bytes: int | None = None
     workspace_bytes: int | None = None
     graph_bytes: int | None = None
     runtime_bytes: int | None = None
@@ -157,6 +158,7 @@ def _sized(report: MemoryReport, size: Sizing, model: ModelConfig, block_tokens:
     return replace(
         report,
         adapter_bytes=size.estimate.adapters,
+        kv_cache_bytes=size.estimate.kv_cache,
         workspace_bytes=size.estimate.workspace,
         graph_bytes=size.estimate.graphs,
         runtime_bytes=size.estimate.runtime,

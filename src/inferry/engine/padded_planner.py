@@ -71,7 +71,7 @@ def _admit(
             if members:
                 break
             continue
-        if sequence.kv_quota is not None and exceeds_quota(sequence, (*members, *admitted)):
+        if sequence.kv_quotas and exceeds_quota(sequence, (*members, *admitted)):
             continue
         need, _ = to_start(sequence, limits.block_tokens, shared)
         taken = len(members) + len(admitted)

@@ -1,4 +1,4 @@
-"""What a plan of a step is, and the planner of the mode `continuous`. Pure: no sequence and no pool is changed."""
+"""Which sequences a step of the mode `continuous` computes, and when batch work is left out. Pure: changes nothing."""
 
 from collections.abc import Sequence as Ordered
 from heapq import merge
@@ -7,7 +7,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from inferry.domain.lanes import Lane
 from inferry.engine.blocks import BlockPool
 from inferry.engine.sequences import Sequence
 
@@ -110,16 +109,14 @@ def plan_step(
     admitted, chunks = _fill_chunk(still_running, () if preempted else waiting, free, limits, shared)
     singles = [sequence for sequence in still_running if sequence.pending == 1]
     held_back = False
-    if may_hold and any(chunk.sequence.lane < Lane.P2 for chunk in chunks):
+    if may_hold and not all(chunk.sequence.is_batch for chunk in chunks):
         # A step with a live prompt is kept short: its first token must not wait for batch-lane prompts.
-        batch_tokens = sum(s.lane == Lane.P2 for s in singles) + sum(
-            c.tokens for c in chunks if c.sequence.lane == Lane.P2
-        )
+        batch_tokens = sum(s.is_batch for s in singles) + sum(c.tokens for c in chunks if c.sequence.is_batch)
         if batch_tokens >= limits.min_held_tokens:
             held_back = True
-            singles = [s for s in singles if s.lane < Lane.P2]
-            chunks = [c for c in chunks if c.sequence.lane < Lane.P2]
-            admitted = [s for s in admitted if s.lane < Lane.P2]
+            singles = [s for s in singles if not s.is_batch]
+            chunks = [c for c in chunks if not c.sequence.is_batch]
+            admitted = [s for s in admitted if not s.is_batch]
     work = (*(Work(sequence, 1) for sequence in singles), *chunks)
     return StepPlan(tuple(preempted), tuple(admitted), work, held_back)
 
@@ -127,10 +124,16 @@ def plan_step(
 def allocate_running(
     running: Ordered[Sequence], free: int, block_tokens: int, shared: BlockPool | None
 ) -> tuple[list[Sequence], list[Sequence], int]:
-    """Blocks for every running token, by rank; the last in rank are preempted when there are too few."""
+    """Blocks for every running token, by rank. Sequences that have grown beyond a quota are preempted, and the last in
+    rank when there are too few blocks.
+    """
     still_running = list(running)
     preempted: list[Sequence] = []
     released: dict[int, int] = {}
+    for victim in _beyond_quotas(running):
+        still_running.remove(victim)
+        preempted.append(victim)
+        free += _freed(victim, shared, released)
     served = 0
     while served < len(still_running):
         sequence = still_running[served]
@@ -141,8 +144,27 @@ def allocate_running(
         else:
             victim = still_running.pop()
             preempted.append(victim)
-            free += len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)
+            free += _freed(victim, shared, released)
     return still_running, preempted, free
+
+
+def _freed(victim: Sequence, shared: BlockPool | None, released: dict[int, int]) -> int:
+    """Blocks that become free with a victim. `released` counts those that earlier victims have given up."""
+    return len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)
+
+
+def _beyond_quotas(running: Ordered[Sequence]) -> list[Sequence]:
+    """Running sequences that have grown beyond the quota of their tenant or run, by rank. Its first one always runs."""
+    beyond: list[Sequence] = []
+    held: dict[str, int] = {}
+    for sequence in running:
+        tokens = len(sequence.tokens)
+        if any(0 < held.get(name, 0) > most - tokens for name, most in sequence.kv_quotas):
+            beyond.append(sequence)
+        else:
+            for name, _ in sequence.kv_quotas:
+                held[name] = held.get(name, 0) + tokens
+    return beyond
 
 
 def _fill_chunk(
@@ -159,8 +181,8 @@ def _fill_chunk(
     free_slots = limits.max_sequences - len(still_running)
     can_admit = True
     unfinished = [sequence for sequence in still_running if sequence.pending > 1]
-    # A sequence that its tenant's own limit holds back takes no place among those that may be admitted.
-    eligible = (s for s in waiting if s.kv_quota is None or not exceeds_quota(s, still_running))
+    # A sequence that the limit of its own tenant or run holds back takes no place among those that may be admitted.
+    eligible = (s for s in waiting if not s.kv_quotas or not exceeds_quota(s, still_running))
     next_waiting = list(islice(eligible, max(0, free_slots)))
     candidates = set(map(id, next_waiting))
     for sequence in merge(unfinished, next_waiting, key=lambda s: s.rank):
@@ -168,7 +190,7 @@ def _fill_chunk(
             break
         pending = sequence.pending
         if id(sequence) in candidates:
-            if sequence.kv_quota is not None and exceeds_quota(sequence, (*still_running, *admitted)):
+            if sequence.kv_quotas and exceeds_quota(sequence, (*still_running, *admitted)):
                 continue
             if not can_admit:
                 continue
@@ -201,8 +223,9 @@ def to_start(sequence: Sequence, block_tokens: int, shared: BlockPool | None) ->
 
 
 def exceeds_quota(sequence: Sequence, running: Ordered[Sequence]) -> bool:
-    """Whether the tenant's running sequences have too many tokens for one more. The first one always runs."""
-    assert sequence.kv_quota is not None
-    tenant, most = sequence.kv_quota
-    held = sum(len(one.tokens) for one in running if one.kv_quota is not None and one.kv_quota[0] == tenant)
-    return held > 0 and held + len(sequence.tokens) > most
+    """Whether running sequences of its tenant or run have too many tokens for one more. The first one always runs."""
+    for holder, most in sequence.kv_quotas:
+        held = sum(len(one.tokens) for one in running for name, _ in one.kv_quotas if name == holder)
+        if held > 0 and held + len(sequence.tokens) > most:
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""One result per pooled sequence: a normalised vector, or the score of a classification head."""
+"""One result per pooled sequence: a normalised vector, or the probabilities of a classification head."""
 
 from collections.abc import Sequence as Ordered
 from typing import Protocol

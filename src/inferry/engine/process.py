@@ -179,6 +179,7 @@ def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready, 
         threads=threads,
         tasks=runner.tasks,
         features=runner.features,
+        labels=runner.labels,
     )
     return core, ready, AdapterControl(core, runner.adapters, config.max_adapters)
 

@@ -14,17 +14,21 @@ from inferry.engine.cpu_adapters import CpuAdapters
 from inferry.engine.device_memory import cpu_memory
 from inferry.engine.dtypes import check_cpu_dtype, resolve_dtype
 from inferry.engine.loader import load_model
-from inferry.engine.memory import RUNTIME_BYTES, MemoryModel, fitted
-from inferry.engine.model import Decoder, FewDecodes, ManyDecodes, PaddedPrompts, PromptChunk, StepBatch
+from inferry.engine.logprobs import keep_logprobs, logprob_rows
+from inferry.engine.memory import MAX_COPIED_BLOCKS, RUNTIME_BYTES, MemoryModel, fitted
+from inferry.engine.model import Decoder
 from inferry.engine.planner import Work
 from inferry.engine.pooling import pool
 from inferry.engine.sampling import sample
 from inferry.engine.sequences import Sequence
+from inferry.engine.step_batch import FewDecodes, ManyDecodes, PaddedPrompts, PromptChunk, StepBatch, Tiles
 
 # Up to this many blocks decodes are padded to one tensor (fewer calls, more copying); beyond, read by block.
-_MAX_FEW_BLOCKS = 48
+MAX_FEW_BLOCKS = 48
 # Minimum share of needed blocks for reading a whole range.
 _MIN_BLOCK_DENSITY = 0.5
+# Minimum share of blocks in rows padded to the longest, for scores that are arranged by row.
+_MIN_ROW_DENSITY = 0.5
 # Longer prompts are not padded to a common length: most of the work would be padding.
 _MAX_PADDED_TOKENS = 64
 
@@ -42,13 +46,16 @@ class TorchRunner:
         self.adapters = adapters
         self._pads = pads
         self._block_tokens = block_tokens
-        self._tiles = decoder.config.tiles
+        # The first tile of each head's keys and values, and its first row.
+        self._first_tiles = torch.arange(decoder.config.tiles).unsqueeze(1) * decoder.blocks
+        self._first_rows = self._first_tiles.view(-1) * block_tokens
         self._window = decoder.config.window
         self.context_tokens = decoder.config.context_tokens
         self.vocab_size = decoder.config.vocab_size
         self.eos_ids = decoder.config.eos_ids
         self.tasks = tuple(sorted(task.value for task in decoder.config.tasks))
         self.features = ("dimensions",) if decoder.config.has_dimensions else ()
+        self.labels = decoder.config.labels
 
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig) -> "TorchRunner":
@@ -88,7 +95,11 @@ class TorchRunner:
             pool(self._decoder, hidden, rows)
         if not done:
             return []
-        tokens = sample(self._decoder.logits(hidden, batch.last_rows), [piece.sequence for piece in done])
+        logits, sequences = self._decoder.logits(hidden, batch.last_rows), [piece.sequence for piece in done]
+        logprobs = logprob_rows(logits, sequences)
+        tokens = sample(logits, sequences)
+        if logprobs is not None:
+            keep_logprobs(logprobs.table(torch.tensor(tokens)), logprobs.sequences)
         by_key = {piece.sequence.key: token for piece, token in zip(done, tokens, strict=True)}
         return [by_key[piece.sequence.key] for piece in work if piece.sequence.key in by_key]
 
@@ -97,7 +108,7 @@ class TorchRunner:
         whole = rows[len(rows) - padded :]
         ids: list[int] = []
         positions: list[int] = []
-        slots: list[tuple[int, int]] = []
+        slots: list[int] = []
         last_rows: list[int] = []
         chunks: list[PromptChunk] = []
         for piece in rows:
@@ -106,20 +117,20 @@ class TorchRunner:
             if piece.tokens == 1:
                 ids.append(sequence.tokens[first])
                 positions.append(first)
-                slots.append((blocks[first // size], first % size))
+                slots.append(blocks[first // size] * size + first % size)
             else:
                 end = first + piece.tokens
                 if not _can_pad(piece):
                     chunks.append(self._chunk(len(ids), first, end, blocks))
                 ids.extend(sequence.tokens[first:end])
                 positions.extend(range(first, end))
-                slots.extend((blocks[at // size], at % size) for at in range(first, end))
+                slots.extend([blocks[at // size] * size + at % size for at in range(first, end)])
             if piece.tokens == sequence.pending and not sequence.is_pooled:
                 last_rows.append(len(ids) - 1)
         return StepBatch(
             ids=torch.tensor(ids),
             positions=torch.tensor(positions),
-            slots=self._slots(slots),
+            slots=(torch.tensor(slots).unsqueeze(1) + self._first_rows).view(-1),
             decodes=self._decodes(rows[:singles]),
             chunks=chunks,
             last_rows=None if len(last_rows) == len(ids) else torch.tensor(last_rows, dtype=torch.long),
@@ -132,8 +143,8 @@ class TorchRunner:
         sliding_mask = _causal_mask(first, end, self._window) if _hides(self._window, end) else None
         if first == 0:
             return PromptChunk(row, row + rows, rows, None, None, sliding_mask)
-        index = self._tile_index([blocks[: -(-end // self._block_tokens)]])
-        return PromptChunk(row, row + rows, end, index, _causal_mask(first, end), sliding_mask)
+        tiles = self._tiles([blocks[: -(-end // self._block_tokens)]])
+        return PromptChunk(row, row + rows, end, tiles, _causal_mask(first, end), sliding_mask)
 
     def _decodes(self, singles: Ordered[Work]) -> FewDecodes | ManyDecodes | None:
         if not singles:
@@ -142,28 +153,35 @@ class TorchRunner:
         seen = [piece.sequence.computed + 1 for piece in singles]
         blocks = [piece.sequence.blocks[: -(-count // size)] for piece, count in zip(singles, seen, strict=True)]
         longest = max(map(len, blocks))
-        if self._pads or len(singles) == 1 or longest * len(singles) <= _MAX_FEW_BLOCKS:
+        if self._pads or len(singles) == 1 or longest * len(singles) <= MAX_FEW_BLOCKS:
             return self._few(blocks, seen, longest)
         return _many(blocks, seen, longest, size, self._window if _hides(self._window, max(seen)) else None)
 
     def _few(self, blocks: list[list[int]], seen: list[int], longest: int) -> FewDecodes:
+        rows, at_once = len(blocks), max(1, MAX_COPIED_BLOCKS // longest)
+        window = self._window if _hides(self._window, max(seen)) else None
+        if rows == 1:
+            # Only what is visible is read, so that only a window needs a mask.
+            sliding_mask = None if window is None else self._few_mask(seen, seen[0], window)
+            return FewDecodes(1, self._tiles(blocks), seen[0], None, sliding_mask)
+        keys = longest * self._block_tokens
         padded = [own_rows + own_rows[-1:] * (longest - len(own_rows)) for own_rows in blocks]
-        visible, keys, shape = torch.tensor(seen), longest * self._block_tokens, (len(blocks), 1, 1, -1)
-        mask = _mask(visible, keys).to(self._decoder.dtype).view(shape)
-        sliding_mask = None
-        if _hides(self._window, max(seen)):
-            sliding_mask = _mask(visible, keys, self._window).to(self._decoder.dtype).view(shape)
-        return FewDecodes(len(blocks), self._tile_index(padded), mask, sliding_mask)
+        sliding_mask = None if window is None else self._few_mask(seen, keys, window)
+        return FewDecodes(rows, self._tiles(padded), keys, self._few_mask(seen, keys), sliding_mask, at_once)
 
-    def _slots(self, places: list[tuple[int, int]]) -> torch.Tensor:
-        """Cache rows of every tile at each (block, offset)."""
-        block, offset = torch.tensor(places).unsqueeze(2).unbind(1)
-        return ((block * self._tiles + torch.arange(self._tiles)) * self._block_tokens + offset).view(-1)
+    def _few_mask(self, seen: list[int], keys: int, window: int | None = None) -> torch.Tensor:
+        return _mask(torch.tensor(seen), keys, window).to(self._decoder.dtype).view(len(seen), 1, 1, -1)
 
-    def _tile_index(self, blocks: list[list[int]]) -> torch.Tensor:
-        """Tiles of equally many blocks per sequence, ordered by sequence, then tile, then block."""
-        first = torch.tensor(blocks).unsqueeze(1) * self._tiles
-        return (first + torch.arange(self._tiles).unsqueeze(1)).view(-1)
+    def _tiles(self, blocks: list[list[int]]) -> Tiles:
+        """Tiles of equally many blocks per sequence."""
+        if len(blocks) == 1 and _are_neighbours(blocks[0]):
+            return range(blocks[0][0], blocks[0][-1] + 1)
+        return (torch.tensor(blocks).unsqueeze(1) + self._first_tiles).view(-1)
+
+
+def _are_neighbours(blocks: list[int]) -> bool:
+    first = blocks[0]
+    return blocks[-1] - first == len(blocks) - 1 and blocks == list(range(first, first + len(blocks)))
 
 
 def _can_pad(piece: Work) -> bool:
@@ -183,6 +201,16 @@ def _padded(whole: Ordered[Work], rows: int, window: int | None) -> PaddedPrompt
     return PaddedPrompts(index, places, sliding_mask)
 
 
+def reads_range(listed: list[int]) -> bool:
+    """Whether decodes read all blocks from the first to the last of these in place, and do not copy them.
+
+    Reading is faster where most blocks of the range are needed. A block that several sequences share is read once for
+    each of them, which a range cannot.
+    """
+    reach = max(listed) + 1 - min(listed)
+    return len(listed) >= reach * _MIN_BLOCK_DENSITY and len(set(listed)) == len(listed)
+
+
 def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int, window: int | None) -> ManyDecodes:
     rows = len(blocks)
     listed = [block for own_rows in blocks for block in own_rows]
@@ -190,22 +218,23 @@ def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int, win
     lengths = torch.tensor([len(own_rows) for own_rows in blocks])
     starts = lengths.cumsum(0) - lengths
     owner = torch.repeat_interleave(torch.arange(rows), lengths)
-    before = (torch.arange(len(flat)) - starts[owner]) * size
-    visible = torch.tensor(seen)[owner] - before
-    places = (starts.unsqueeze(1) + torch.minimum(torch.arange(longest), lengths.unsqueeze(1) - 1)).view(-1)
-    first = min(listed)
-    reach = max(listed) + 1 - first
+    column = torch.arange(len(flat)) - starts[owner]
+    visible = torch.tensor(seen)[owner] - column * size
+    places = owner * longest + column
     read: torch.Tensor | int = flat
-    # A block that several sequences share is read once for each of them, which a range cannot.
-    if len(flat) >= reach * _MIN_BLOCK_DENSITY and len(set(listed)) == len(listed):
-        # Most blocks from the first to the last are needed: reading all in place is faster than copying the needed
-        # ones. A block that is not needed is masked completely, so its owner does not matter.
-        flat -= first
-        owner = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, owner)
-        visible = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, visible)
-        read, places = first, flat[places]
+    positions, blocks_read = torch.arange(len(flat)), len(flat)
+    if reads_range(listed):
+        read, blocks_read = min(listed), max(listed) + 1 - min(listed)
+        positions = flat - read
+    blocks_of_row = torch.full((rows * longest,), blocks_read).scatter_(0, places, positions)
+    if isinstance(read, int):
+        # A block that is not needed is masked completely, so neither its owner nor its place matters.
+        spread = torch.zeros(3, blocks_read, dtype=torch.long)
+        owner, visible, places = spread.index_copy_(1, positions, torch.stack((owner, visible, places))).unbind()
+    is_even = rows * longest * _MIN_ROW_DENSITY <= len(flat)
     sliding_mask = None if window is None else _mask(visible, size, window).unsqueeze(1)
-    return ManyDecodes(rows, read, owner, _mask(visible, size).unsqueeze(1), places, sliding_mask)
+    mask = _mask(visible, size).unsqueeze(1)
+    return ManyDecodes(rows, read, owner, mask, blocks_of_row, places if is_even else None, sliding_mask)
 
 
 def _hides(window: int | None, tokens: int) -> bool:

@@ -22,7 +22,7 @@ class Runner(Protocol):
 
     def execute(self, work: Ordered[Work]) -> list[int]:
         """Compute the work; return one sampled token for each item that reaches its sequence's end, in order. A pooled
-        sequence has no token: at its end its `result` is set.
+        sequence has no token: at its end its `result` is set. The `logprobs` of a sequence that asks are set.
         """
 
 

@@ -16,9 +16,10 @@ class Sequence:
 
     With a `root_key` its full blocks are found and named in the prefix cache. `named_blocks` of them are named already;
     `cached_tokens` of its prompt were there when it started. `run`: its blocks are kept for the next call of this run.
-    `matcher`: the grammar of its output, after its known tokens. `kv_quota`: its tenant, and the tokens that the
-    running sequences of the tenant may have. Sequences with different `batch` numbers never share a padded pass.
-    `adapter`: the number of its LoRA adapter, 0 for none.
+    `matcher`: the grammar of its output, after its known tokens. `kv_quotas`: its tenant and its run, each with the
+    tokens that its running sequences may have. Sequences with different `batch` numbers never share a padded pass.
+    `is_batch`: its lane has no TTFT target. `adapter`: the number of its LoRA adapter, 0 for none. `logprobs`: of the
+    last token that was collected, where it asks for them (`TokenLogprobs`).
     """
 
     __slots__ = (
@@ -31,11 +32,13 @@ class Sequence:
         "computed",
         "gpu_seconds",
         "hidden_sum",
+        "is_batch",
         "is_pooled",
         "key",
-        "kv_quota",
+        "kv_quotas",
         "lane",
         "limit",
+        "logprobs",
         "matcher",
         "named_blocks",
         "preemptions",
@@ -63,9 +66,10 @@ class Sequence:
         is_pooled: bool = False,
         root_key: bytes | None = None,
         run: str | None = None,
-        kv_quota: tuple[str, int] | None = None,
+        kv_quotas: tuple[tuple[str, int], ...] = (),
         batch: int = 0,
         adapter: int = 0,
+        is_batch: bool = False,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -83,13 +87,15 @@ class Sequence:
         self.is_pooled = is_pooled
         self.root_key = root_key
         self.run = run
-        self.kv_quota = kv_quota
+        self.kv_quotas = kv_quotas
         self.named_blocks = 0
         self.cached_tokens = 0
         self._block_keys: list[bytes] = []
         self.batch = batch
         self.matcher: Matcher | None = None
         self.adapter = adapter
+        self.is_batch = is_batch
+        self.logprobs: tuple[float, list[tuple[int, float]]] | None = None
         self.hidden_sum: Any = None
         self.result = b""
 

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +17,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from inferry.domain.errors import InvalidRequest
 from inferry.domain.workers import ToolFormatName
 from inferry.engine.tool_formats import ToolFormat, format_named, format_of_template, plain_messages
+
+_CACHED_TEXTS = 1 << 15
 
 
 class HfTokenizer:
@@ -45,6 +49,13 @@ class HfTokenizer:
         self._tool_template = None if for_tools is None else environment.from_string(for_tools)
         self._takes_tools = for_tools is not None and "tools" in find_undeclared_variables(environment.parse(for_tools))
         self.tool_format = self._tool_format(for_tools or "", tool_format)
+        parts = json.dumps([config, plain, for_tools, tool_format], sort_keys=True)
+        self.fingerprint = blake2b(path.read_bytes() + parts.encode(), digest_size=12).hexdigest()
+
+    @property
+    def fast(self) -> Any:
+        """The tokenizer of the `tokenizers` package."""
+        return self._fast
 
     @property
     def has_chat_template(self) -> bool:
@@ -115,6 +126,26 @@ class HfTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+
+class HfTokenTexts:
+    """Texts of the tokens of a tokenizer, special ones included. Thread-safe."""
+
+    def __init__(self, tokenizer: HfTokenizer) -> None:
+        self._fast = tokenizer.fast
+        # Decoders treat the start of a text specially, for example drop a space.
+        self._before: list[int] = self._fast.encode("a", add_special_tokens=False).ids[:1]
+        self._before_text = self.decode(self._before)
+        self.text = lru_cache(_CACHED_TEXTS)(self._text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def _text(self, token_id: int) -> str:
+        """The text of one token in the middle of a text."""
+        text = self.decode([*self._before, token_id])
+        return text[len(self._before_text) :] if text.startswith(self._before_text) else self.decode([token_id])
 
 
 class _TemplateRaised(TemplateError):

@@ -8,6 +8,8 @@ browser send a request, except for requests of the dashboard's own page (`dashbo
 
 import ipaddress
 from collections.abc import Callable
+from posixpath import normpath
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -22,6 +24,7 @@ from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_diagnosis import PATHS as DIAGNOSIS_PATHS
 from inferry.ingress.admin_endpoint import AdminEndpoint
 from inferry.ingress.admin_reports import PATHS as REPORT_PATHS
+from inferry.ingress.admin_scale import PATH as SCALE
 from inferry.ingress.admin_scale import PATHS as SCALE_PATHS
 from inferry.ingress.admin_settings import PATHS as SETTINGS_PATHS
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
@@ -63,6 +66,18 @@ _PROXY_HEADERS = (
 def is_admin_path(path: str) -> bool:
     """Whether a path needs an operator's key, decoded and without a query."""
     return path.startswith("/admin/") or path in (LOAD, UNLOAD)
+
+
+def is_admin_target(target: bytes) -> bool:
+    """Whether a request target means such a path for any server, however it is written."""
+    path = unquote_to_bytes(target.partition(b"?")[0]).decode("latin-1").lower()
+    path = normpath("/" + path.lstrip("/"))
+    return path == "/admin" or is_admin_path(path)
+
+
+def is_worker_path(path: str) -> bool:
+    """Whether requests to a path are about workers or their adapters."""
+    return path in (SCALE, _WORKERS, LOAD, UNLOAD) or path.startswith(f"{_WORKERS}/")
 
 
 class Admin:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.gateway import FleetAdapters
 from inferry.domain.errors import GatewayError, InternalError, InvalidRequest
 from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.http.reply import Reply
@@ -46,8 +46,8 @@ _unload_decoder = msgspec.json.Decoder(UnloadAdapterBody)
 class AdminAdapters:
     """The endpoints. `refuse` sends an error response."""
 
-    def __init__(self, gateway: Gateway, refuse: Callable[[GatewayError, Request, Reply], None]) -> None:
-        self._gateway = gateway
+    def __init__(self, adapters: FleetAdapters, refuse: Callable[[GatewayError, Request, Reply], None]) -> None:
+        self._adapters = adapters
         self._refuse = refuse
         self._pending: set[asyncio.Task[None]] = set()
 
@@ -75,12 +75,12 @@ class AdminAdapters:
             raise InvalidRequest(
                 "`lora_name` must be 1 to 256 printable ASCII characters without spaces", param="lora_name"
             )
-        workers = await self._gateway.adapters.load(body.lora_name, body.lora_path, body.base_model_name)
+        workers = await self._adapters.load(body.lora_name, body.lora_path, body.base_model_name)
         return {"object": "lora_adapter", "id": body.lora_name, "loaded": True, "workers": workers}
 
     async def _unload(self, raw: bytes) -> dict[str, Any]:
         body = decode_body(_unload_decoder, raw)
-        workers = await self._gateway.adapters.unload(body.lora_name)
+        workers = await self._adapters.unload(body.lora_name)
         return {"object": "lora_adapter", "id": body.lora_name, "loaded": False, "workers": workers}
 
     async def _answer(self, work: Coroutine[None, None, dict[str, Any]], request: Request, reply: Reply) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from inferry.domain.errors import InvalidRequest, LedgerUnavailable, NotFound
+from inferry.domain.prices import Price
 from inferry.domain.reports import (
     DEFAULT_ROWS,
     MAX_PERIOD_S,
@@ -40,7 +41,8 @@ _MAX_BUDGET = 1e9
 class AdminReports(AdminEndpoint):
     """The endpoints. Every report opens the ledger anew, off the event loop; one report is computed at a time.
 
-    `open_reader` returns None for a ledger that cannot be read. `budgets` are the tenants' run budgets.
+    `open_reader` returns None for a ledger that cannot be read. `budgets` are the tenants' run budgets, `prices` those
+    of the configuration.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class AdminReports(AdminEndpoint):
         fail: Fail,
         open_reader: Callable[[], ReportReader | None],
         budgets: Callable[[], Mapping[str, RunBudget]],
+        prices: Mapping[str, Price],
         wall: Callable[[], float],
     ) -> None:
         super().__init__(refuse, fail)
         self._open_reader = open_reader
         self._budgets = budgets
+        self._prices = prices
         self._wall = wall
         self._turn = asyncio.Lock()
 
@@ -112,6 +116,7 @@ class AdminReports(AdminEndpoint):
             before_until=before_until,
             budget=read_number(query, "budget", 0, _MAX_BUDGET),
             budgets=self._budgets(),
+            prices=self._prices,
         )
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import Conflict, GatewayError, InternalError, InvalidRequest, MethodNotAllowed
 from inferry.domain.keys import NewKey, key_as_dict
-from inferry.domain.settings import LimitSettings, TenantSettings
+from inferry.domain.tenant_settings import LimitSettings, TenantSettings
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request

@@ -1,12 +1,12 @@
 """The events of a streamed answer, written from a whole chat or completions answer."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-_encode = msgspec.json.encode
-_OBJECTS = {"chat.completion": "chat.completion.chunk"}
+_encode: Final = msgspec.json.encode
+_OBJECTS: Final = {"chat.completion": "chat.completion.chunk"}
 
 
 def answer_events(body: Mapping[str, Any]) -> bytes:

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import partial
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 
 from inferry._version import __version__
-from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.gateway import Gateway, ReadyJob
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.errors import ClientClosed, GatewayError, InternalError, MethodNotAllowed, NotFound
 from inferry.domain.jobs import InferenceJob
@@ -29,6 +30,7 @@ from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.anthropic.decode import MESSAGES, MessagesEndpoint
 from inferry.ingress.auth import Auth
 from inferry.ingress.composed import ComposedCalls
+from inferry.ingress.composed_call import CallContext
 from inferry.ingress.dashboard import static
 from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.dashboard.endpoints import SESSION, DashboardEndpoints
@@ -38,12 +40,12 @@ from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.job_ids import new_job_id
+from inferry.ingress.job_parser import LongPrompt, parse
 from inferry.ingress.models import ModelsRouter
 from inferry.ingress.openai.decode import ChatEndpoint
-from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.prompt_calls import CompletionsEndpoint
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
-from inferry.ingress.pooling.decode import EmbeddingsEndpoint, PooledEndpoint, RerankEndpoint, ScoreEndpoint
+from inferry.ingress.pooling.decode import ENDPOINTS, PooledEndpoint
 from inferry.ingress.pooling.parse import parse_pooled
 from inferry.ingress.public_pages import Handler, PublicPages
 from inferry.ingress.response import HeartbeatTimer, start_response
@@ -59,10 +61,10 @@ from inferry.observe.tracing.tracer import Tracer
 from inferry.pipelines.versions import ComposedVersions
 
 log = logging.getLogger(__name__)
-CHATS = frozenset({b"/v1/chat/completions", MESSAGES, RESPONSES})
+CHATS: Final = frozenset({b"/v1/chat/completions", MESSAGES, RESPONSES})
 
-_JSON = b"content-type: application/json\r\n"
-_API_PREFIX = "/v1/"
+_JSON: Final = b"content-type: application/json\r\n"
+_API_PREFIX: Final = "/v1/"
 
 
 class App:
@@ -89,7 +91,7 @@ class App:
         self._admin = Admin(
             gateway, admin_key, None if tenants is None else AdminTenants(tenants, gateway, self._refuse)
         )
-        self._admin.adapters = AdminAdapters(gateway, self._refuse)
+        self._admin.adapters = AdminAdapters(gateway.adapters, self._refuse)
         self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
         self._files = static.DashboardFiles()
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
@@ -100,17 +102,13 @@ class App:
             b"/v1/completions": CompletionsEndpoint(gateway, limits, self._heartbeats, auth, self._refuse, tracer),
             MESSAGES: MessagesEndpoint(),
             RESPONSES: self.responses,
-            b"/v1/embeddings": EmbeddingsEndpoint(),
-            b"/v1/rerank": RerankEndpoint(),
-            b"/v1/score": ScoreEndpoint(),
+            **ENDPOINTS,
         }
         self._composed: ComposedCalls | None = None
         self._models = ModelsRouter(self._refuse, self._internal_error, gateway)
-        self._routers: list[Router] = [TokenCountsRouter(self._refuse, self._internal_error, gateway), self._models]
-        self._gets: dict[str, Handler] = {
-            "/": self._index,
-            **PublicPages(gateway, metrics, problem).handlers,
-        }
+        self._token_counts = TokenCountsRouter(self._refuse, self._internal_error, gateway)
+        self._routers: list[Router] = [self._token_counts, self._models]
+        self._gets: dict[str, Handler] = {"/": self._index, **PublicPages(gateway, metrics, problem).handlers}
 
     @property
     def inference_paths(self) -> list[str]:
@@ -152,11 +150,11 @@ class App:
 
     def use_composed(self, models: ComposedVersions) -> ComposedCalls:
         """Serve composed models too, under names that no worker serves. Returns what serves their calls."""
-        self._models.composed = models
+        self._models.composed = self._token_counts.composed = models
         unread, tracer = self.limits.max_unread_bytes, self._tracer
-        self._composed = ComposedCalls(
-            models, self._gateway, self._posts, self.serve, self._refuse, self._heartbeats, unread, tracer
-        )
+        gateway, refuse = self._gateway, self._refuse
+        context = CallContext(models, gateway, self._posts, self.serve, refuse, self._heartbeats, unread, tracer)
+        self._composed = ComposedCalls(context)
         return self._composed
 
     def accepts_body(self, request: Request, peer: str) -> bool:
@@ -239,7 +237,10 @@ class App:
         self, job: InferenceJob | LongPrompt, wire_format: WireFormat, caller: Caller, request: Request, reply: Reply
     ) -> None:
         if isinstance(job, LongPrompt):
-            self._start_task(self._tokenize(job, caller, request, reply, wire_format))
+            ready = partial(self._gateway.lineages.after, job.job, caller)
+            self._start_task(self._submit_later(ready, caller, request, reply, wire_format))
+        elif (waiting := self._gateway.lineages.pending(job, caller)) is not None:
+            self._start_task(self._submit_later(waiting, caller, request, reply, wire_format))
         else:
             self._submit(job, caller, request, reply, wire_format)
 
@@ -267,15 +268,15 @@ class App:
         except Exception:
             self._internal_error(request, reply)
 
-    async def _tokenize(
-        self, prompt: LongPrompt, caller: Caller, request: Request, reply: Reply, wire_format: WireFormat
+    async def _submit_later(
+        self, ready: ReadyJob, caller: Caller, request: Request, reply: Reply, wire_format: WireFormat
     ) -> None:
         try:
             try:
                 with self._gateway.reserved_bytes(len(request.body)):
-                    job = await prompt.job()
+                    job = await ready()
                 if reply.is_disconnected:
-                    raise ClientClosed("the client disconnected before its prompt was tokenised")
+                    raise ClientClosed("the client disconnected before its call was admitted")
                 if not request.is_internal:
                     caller = self._auth.caller(request.headers, reply.peer)  # the key may have been revoked meanwhile
             except GatewayError as error:

@@ -11,12 +11,13 @@ import msgspec
 from inferry.domain.errors import WorkerLost
 from inferry.domain.streams import Delta
 from inferry.domain.values import Value
-from inferry.ingress.chunk_schema import ChatChunk, Choice, MessagePiece, ToolCallPiece
+from inferry.ingress.chunk_schema import ChatChunk, Choice, MessagePiece, TokenLogprob, ToolCallPiece
+from inferry.ingress.text_logprobs import entries_of_text, logprobs_of
 
 # An event whose only text is one piece of content, of reasoning or of a tool call's arguments; names, numbers and nulls
 # surround it. Another event with the same bytes around its text differs in the text only.
-_OF_A_CALL = rb'(?:"id":null,|"type":null,|"type":"function",)*'
-_PLAIN_EVENT = re.compile(
+_OF_A_CALL: Final = rb'(?:"id":null,|"type":null,|"type":"function",)*'
+_PLAIN_EVENT: Final = re.compile(
     rb'(?P<before>data: ?\{[^\[\]\n]*"choices":\[\{"index":0,(?:"[a-z_]+":null,)*"delta":\{'
     rb'(?:"(?P<field>content|reasoning|reasoning_content)":'
     rb'|"tool_calls":\[\{'
@@ -27,7 +28,10 @@ _PLAIN_EVENT = re.compile(
     rb'[^"\\\n]*(?:\\.[^"\\\n]*)*'
     rb'(?P<after>"(?(call)\}\}\])\}[^\[{\n"]*(?:"[a-z_]+":[^\[{\n"]*)*\n\n)\Z'
 )
-_decoder = msgspec.json.Decoder(ChatChunk)
+_decoder: Final = msgspec.json.Decoder(ChatChunk)
+# Numbers: `in` takes bytes only after it has tried them as a number, which costs more than the search.
+_QUOTE: Final = 0x22
+_NEWLINE: Final = 0x0A
 
 
 class Item(Value):
@@ -35,8 +39,11 @@ class Item(Value):
 
 
 class Text(Item):
-    def __init__(self, text: str) -> None:
+    """`logprobs` are those of its tokens, where they were asked for. The text of a token that is held back is empty."""
+
+    def __init__(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
         self.text: Final = text
+        self.logprobs: Final = logprobs
 
 
 class Reasoning(Item):
@@ -83,21 +90,32 @@ class PlainEvents:
         if not (raw.startswith(self._before) and raw.endswith(self._after)):
             return None
         text = raw[self._start : self._end]
-        if b'"' in text:
+        if _QUOTE in text:
             text = text.replace(self._between, b"")
             # Another field shows as a quote that is not escaped, another event as a newline.
-            if text.count(b'"') != text.count(b'\\"') or b"\n" in text:
+            if text.count(b'"') != text.count(b'\\"') or _NEWLINE in text:
                 return None
         return text
 
 
 class ItemReader:
-    """Reads the deltas of one stream. `stop_reason` is the stop string or token that the engine reports at the end."""
+    """Reads the deltas of one stream. `stop_reason` is the stop string or token that the engine reports at the end.
+    `has_logprobs`: read the log probabilities of texts.
+    """
 
-    __slots__ = ("_calls", "_ids", "_plain_arguments", "_plain_reasoning", "_plain_text", "stop_reason")
+    __slots__ = (
+        "_calls",
+        "_has_logprobs",
+        "_ids",
+        "_plain_arguments",
+        "_plain_reasoning",
+        "_plain_text",
+        "stop_reason",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_logprobs: bool = False) -> None:
         self.stop_reason: str | int | None = None
+        self._has_logprobs = has_logprobs
         self._plain_text: PlainEvents | None = None
         self._plain_reasoning: PlainEvents | None = None
         self._plain_arguments: PlainEvents | None = None  # of the last tool call
@@ -161,7 +179,10 @@ class ItemReader:
 
     def _read_choice(self, chunk: ChatChunk, choice: Choice, items: list[Item]) -> None:
         if choice.delta is not None:
+            start = len(items)
             self.read_message(chunk.id, choice.delta, items)
+            if self._has_logprobs:
+                _add_logprobs(items, start, logprobs_of(choice))
         if choice.finish_reason is not None:
             self.stop_reason = stop_reason_of(choice)
 
@@ -206,7 +227,7 @@ class Answer(NamedTuple):
     stop_reason: str | int | None
 
 
-def read_answer(answer: bytes | dict[str, Any]) -> Answer:
+def read_answer(answer: bytes | dict[str, Any], *, has_logprobs: bool = False) -> Answer:
     """The items of a whole chat completion. Raises WorkerLost."""
     whole = _decode(answer if isinstance(answer, bytes) else msgspec.json.encode(answer))
     choice = whole.choices[0] if whole.choices else None
@@ -214,7 +235,21 @@ def read_answer(answer: bytes | dict[str, Any]) -> Answer:
         raise WorkerLost("the worker sent an answer without a message")
     items: list[Item] = []
     ItemReader().read_message(whole.id, choice.message, items)
+    if has_logprobs and choice.message.content:
+        _add_logprobs(items, 0, entries_of_text(choice.message.content, logprobs_of(choice)))
     return Answer(items, choice.finish_reason or "stop", whole.usage, stop_reason_of(choice))
+
+
+def _add_logprobs(items: list[Item], start: int, entries: tuple[TokenLogprob, ...]) -> None:
+    """Add the entries to the text among the items from `start`. Entries of reasoning and of tool calls are left out."""
+    if not entries:
+        return
+    if len(items) == start:
+        items.append(Text("", entries))
+    for index in range(start, len(items)):
+        item = items[index]
+        if isinstance(item, Text):
+            items[index] = Text(item.text, entries)
 
 
 def stop_reason_of(choice: Choice) -> str | int | None:

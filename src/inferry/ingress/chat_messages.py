@@ -1,15 +1,15 @@
-"""Chat messages from the turns of a conversation, in a form that all chat templates take.
+"""Chat messages from the turns of a conversation: which are merged, and in which order tool results follow.
 
-That form is one leading system message, then user and assistant messages in turn, with the results of tools directly
-after the message that called them, in the order of the calls. Many templates write no ids of calls, and Claude Code
-sends the results of parallel calls in the order in which the calls ended. Consecutive turns of one role are one
-message. System text within the conversation becomes part of the user message beside it, in `<system>` tags: merged into
-the leading message it would change the prefix of every later call.
+All chat templates take this form: one leading system message, then user and assistant messages in turn, with the
+results of tools directly after the message that called them, in the order of the calls. Many templates write no ids of
+calls, and Claude Code sends the results of parallel calls in the order in which the calls ended. Consecutive turns of
+one role are one message. System text within the conversation becomes part of the user message beside it, in `<system>`
+tags: merged into the leading message it would change the prefix of every later call.
 
 Texts are JSON strings: they are copied from one body into another.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -18,8 +18,8 @@ from inferry.domain.errors import UnsupportedFeature
 from inferry.ingress.openai.request_schema import MessageSchema
 
 _encode = msgspec.json.encode
-_EMPTY = b'""'
-_TEXT = b'{"type":"text","text":'
+_EMPTY: Final = b'""'
+_TEXT: Final = b'{"type":"text","text":'
 
 
 class ChatMessage(NamedTuple):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 
 class FunctionPiece(Struct):
@@ -30,8 +30,28 @@ class MessagePiece(Struct):
     tool_calls: list[ToolCallPiece] | None = None
 
 
+class TopLogprob(Struct):
+    """A token with its log probability. Some servers send no bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob] = []
+
+
+class Logprobs(Struct):
+    """The log probabilities of a choice, or of a piece of one."""
+
+    content: list[TokenLogprob] | None = None
+
+
 class Choice(Struct):
-    """`stop_reason` (vLLM) and `matched_stop` (SGLang) are the stop string or token that ended the output."""
+    """`stop_reason` (vLLM) and `matched_stop` (SGLang) are the stop string or token that ended the output. `logprobs`
+    stays undecoded: few calls ask for them, and servers differ in what they send without being asked.
+    """
 
     index: int = 0
     delta: MessagePiece | None = None
@@ -39,6 +59,7 @@ class Choice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     matched_stop: Any = None
+    logprobs: Raw | UnsetType = UNSET
 
 
 class ChatChunk(Struct):

@@ -1,22 +1,29 @@
-"""Headers and caller of the steps of composed models."""
+"""Requests, headers and caller of the steps of composed models."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 
+from inferry.dispatch.gateway import ModelCatalog
 from inferry.domain.callers import Caller
 from inferry.domain.errors import DeadlineExceeded
+from inferry.domain.jobs import InferenceJob
 from inferry.domain.values import replace
-from inferry.ingress.harness import RunIdentity
 from inferry.ingress.headers import identifier
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY
 from inferry.ingress.job_ids import COMPOSED, JOB_ID
+from inferry.ingress.job_parser import LongPrompt, parse
+from inferry.ingress.pooling.decode import PooledEndpoint, PooledRequest
+from inferry.ingress.pooling.parse import parse_pooled
+from inferry.ingress.run_identity import RunIdentity
+from inferry.ingress.wire_format import ClientRequest, DeferredRequest, Endpoint
 
-MAX_IDENTIFIER_CHARS = 256
-_KEPT_BYTES = 200
-DEADLINE = b"x-inferry-deadline-ms"
-FORWARDED_PATH = b":path"
+MAX_IDENTIFIER_CHARS: Final = 256
+_KEPT_BYTES: Final = 200
+DEADLINE: Final = b"x-inferry-deadline-ms"
+FORWARDED_PATH: Final = b":path"
 """The path so far, in the headers of a request that a composed model has forwarded. No client can send this name."""
 _RUN, _STEP, _LANE = b"x-inferry-run-id", b"x-inferry-step-id", b"x-inferry-lane"
 
@@ -40,6 +47,25 @@ def shown_path(before: bytes, path: Sequence[str]) -> bytes:
     """The path so far, where one composed model has called another, and then this one's."""
     shown = ">".join(path).encode()
     return b"%b>%b" % (before, shown) if before else shown
+
+
+def decode_step(endpoint: Endpoint, body: bytes) -> ClientRequest | PooledRequest:
+    """The request of a step. Raises InvalidRequest or UnsupportedFeature."""
+    if isinstance(endpoint, PooledEndpoint):
+        return endpoint.decode_pooled(body)
+    decoded = endpoint.decode(body)
+    if isinstance(decoded, DeferredRequest):
+        return decoded.without_preparation("a step of a composed model has one prompt and is not stored")
+    return decoded
+
+
+def parse_step(
+    decoded: ClientRequest | PooledRequest, headers: Mapping[bytes, bytes], models: ModelCatalog, caller: Caller
+) -> InferenceJob | LongPrompt:
+    """The job of a step, or its long prompt."""
+    if isinstance(decoded, PooledRequest):
+        return parse_pooled(decoded, headers, models, caller)
+    return parse(decoded, headers, models, caller)
 
 
 def step_headers(
@@ -85,4 +111,4 @@ def with_all_models(caller: Caller) -> Caller:
         tenant = replace(tenant, limits=replace(tenant.limits, models=None))
     if key is not None and key.limits.models is not None:
         key = replace(key, limits=replace(key.limits, models=None))
-    return Caller(tenant, key)
+    return Caller(tenant, key, may_list_models=False)

@@ -3,6 +3,7 @@
 import copy
 import re
 from math import ceil
+from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -16,8 +17,8 @@ _TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-_DEFAULT_RETRY_AFTER_S = 1.0
-_RETRY_JITTER = 0.25
+_DEFAULT_RETRY_AFTER_S: Final = 1.0
+_RETRY_JITTER: Final = 0.25
 """Retry times are lengthened by up to this share, per call, so that clients do not return all at once."""
 _REFUSAL_STATUSES = frozenset({402, 408, 409, 429, 503})
 """Statuses of valid requests that were refused."""
@@ -54,6 +55,8 @@ class FieldNames:
 
     def apply(self, error: GatewayError) -> GatewayError:
         """The error with the names of the API: the same object where it names none of the fields."""
+        if error.has_client_names:
+            return error
         for field, name in self._schemas.items():
             if error.param is not None and error.param.startswith(field):
                 renamed = copy.copy(error)

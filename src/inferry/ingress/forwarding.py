@@ -1,4 +1,4 @@
-"""Requests that an ingress process hands to the owner of the workers: all but inference calls.
+"""Requests that the owner of the workers answers: an ingress process hands it all but inference calls.
 
 A forwarded request has a connection of its own to the owner's HTTP server, so that no endpoint needs anything for it.
 Its body is sent on as it arrives, and the owner's response is relayed as bytes. Either side is slowed down by the
@@ -7,7 +7,7 @@ other. A client that disconnects ends its request at the owner.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidApiKey, ModelNotFound, NoWorker
@@ -20,30 +20,60 @@ from inferry.ingress.responses.endpoint import RESPONSES
 from inferry.ingress.wire_format import ClientRequest
 from inferry.observe.request_counts import RequestCounts
 
-MAX_PENDING_BYTES = 1024 * 1024
+MAX_PENDING_BYTES: Final = 1024 * 1024
 """Bytes of a body that wait for the connection to the owner."""
-MAX_HEAD_BYTES = 65_536
+MAX_HEAD_BYTES: Final = 65_536
 """A longer response head is an error of the owner."""
-RETRY_AFTER_S = 1.0
+RETRY_AFTER_S: Final = 1.0
 _OWN_HEADERS = frozenset({b"connection", b"content-length", b"expect", b"keep-alive", b"transfer-encoding"})
 """Headers that belong to a connection and not to its request."""
-_CLOSE = b"connection: close\r\n"
+_CLOSE: Final = b"connection: close\r\n"
 
 OpenHttp = Callable[[str, Callable[[], asyncio.Protocol]], Awaitable[asyncio.Transport]]
 """Opens a connection to the owner's HTTP server for a client at an address."""
 
 
-class ForwardingApp(App):
-    """Answers inference calls itself and forwards everything else, while another process is the owner."""
+class OwnerForwarding(App):
+    """What apps share that forward requests to the owner of the workers."""
 
     _open_http: OpenHttp | None = None
+
+    def use_owner(self, open_http: OpenHttp | None) -> None:
+        """Forward requests through this from now on; None: this process is the owner, and answers everything."""
+        self._open_http = open_http
+
+    def start(self, work: Any) -> None:
+        """Run a coroutine; the app holds its task."""
+        self._start_task(work)
+
+    async def open_http(self, peer: str, make_protocol: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """A connection to the owner's HTTP server. Raises OSError."""
+        if self._open_http is None:
+            raise ConnectionError("there is no other owner")
+        return await self._open_http(peer, make_protocol)
+
+    def refuse(self, error: GatewayError, request: Request, reply: Reply) -> None:
+        self._refuse(error, request, reply)
+
+    def _forward(self, request: Request, reply: Reply) -> None:
+        """Have the owner answer a request whose body was read."""
+        forwarded = ForwardedRequest(self, request, reply.peer)
+        forwarded.start()
+        if request.body:
+            forwarded.feed(request.body)
+        forwarded.end()
+        forwarded.respond(reply)
+
+
+class ForwardingApp(OwnerForwarding):
+    """Answers inference calls itself and forwards everything else, while another process is the owner."""
+
     _counts: "LocalRequests | None" = None
     stored_posts: frozenset[bytes] = frozenset({RESPONSES})
     """Inference calls that the owner answers, since they need stored content."""
 
     def use_owner(self, open_http: OpenHttp | None) -> None:
-        """Forward requests through this from now on; None: this process is the owner, and answers everything."""
-        self._open_http = open_http
+        OwnerForwarding.use_owner(self, open_http)
         self._local = frozenset(self._posts) - self.stored_posts
 
     def report_requests(self) -> None:
@@ -89,10 +119,7 @@ class ForwardingApp(App):
         ):
             App.serve(self, request, reply)
         else:
-            forwarded = ForwardedRequest(self, request, reply.peer)
-            forwarded.start()
-            forwarded.end()
-            forwarded.respond(reply)
+            self._forward(request, reply)
 
     def _compose(
         self, error: GatewayError, decoded: ClientRequest | None, request: Request, reply: Reply, caller: Caller
@@ -104,25 +131,8 @@ class ForwardingApp(App):
             return App._compose(self, error, decoded, request, reply, caller)
         if not isinstance(error, ModelNotFound) and composed.name_of(error, request) is None:
             return False
-        forwarded = ForwardedRequest(self, request, reply.peer)
-        forwarded.start()
-        forwarded.feed(request.body)
-        forwarded.end()
-        forwarded.respond(reply)
+        self._forward(request, reply)
         return True
-
-    def start(self, work: Any) -> None:
-        """Run a coroutine; the app holds its task."""
-        self._start_task(work)
-
-    async def open_http(self, peer: str, make_protocol: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        """A connection to the owner's HTTP server. Raises OSError."""
-        if self._open_http is None:
-            raise ConnectionError("there is no other owner")
-        return await self._open_http(peer, make_protocol)
-
-    def refuse(self, error: GatewayError, request: Request, reply: Reply) -> None:
-        self._refuse(error, request, reply)
 
 
 class LocalRequests(RequestCounts):
@@ -146,7 +156,7 @@ class LocalRequests(RequestCounts):
 class ForwardedRequest(BodySink):
     """One request on its way to the owner, and the response on its way back."""
 
-    def __init__(self, app: ForwardingApp, request: Request, peer: str) -> None:
+    def __init__(self, app: OwnerForwarding, request: Request, peer: str) -> None:
         super().__init__(1 << 62)  # the owner enforces the limits
         self._app = app
         self._request = request

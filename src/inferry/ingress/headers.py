@@ -1,14 +1,15 @@
-"""Request headers: lane, identifiers and numbers."""
+"""Values from request headers: the lane of a call, identifiers and numbers."""
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidRequest, LaneNotAllowed, UnknownLane
 from inferry.domain.lanes import Lane
 
-_TIERS = {"default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
-_IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
+_TIERS: Final = {"default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
+_IDENTIFIER: Final = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 def lane_of(headers: Mapping[bytes, bytes], tier: str | None, caller: Caller) -> Lane:
@@ -41,7 +42,7 @@ def tier_of(lane: Lane) -> str:
     return _TIER_OF[lane]
 
 
-_TIER_OF = {lane: tier for tier, lane in _TIERS.items()}
+_TIER_OF: Final = {lane: tier for tier, lane in _TIERS.items()}
 
 
 def identifier(headers: Mapping[bytes, bytes], name: bytes) -> str | None:

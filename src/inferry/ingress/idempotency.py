@@ -1,15 +1,16 @@
 """Idempotency headers: which calls are repetitions of one call."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from inferry.domain.errors import InvalidRequest
 from inferry.domain.jobs import RepeatPolicy
 from inferry.ingress.headers import identifier, int_header
 
-IDEMPOTENCY_KEY = b"idempotency-key"
-_REPLAY = b"x-inferry-replay"
-_LINGER = b"x-inferry-linger-ms"
-_VALUES = {b"allow": (True, False), b"never": (False, True)}
+IDEMPOTENCY_KEY: Final = b"idempotency-key"
+_REPLAY: Final = b"x-inferry-replay"
+_LINGER: Final = b"x-inferry-linger-ms"
+_VALUES: Final = {b"allow": (True, False), b"never": (False, True)}
 
 
 def parse_idempotency(headers: Mapping[bytes, bytes], run_id: str | None, step_id: str | None) -> RepeatPolicy | None:

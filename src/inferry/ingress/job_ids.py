@@ -4,10 +4,11 @@ import itertools
 import os
 import time
 from collections.abc import Mapping
+from typing import Final
 
-JOB_ID = b":job-id"
+JOB_ID: Final = b":job-id"
 """Header of stored calls, which name their job themselves. No HTTP client can send a name that begins with a colon."""
-COMPOSED = b":composed"
+COMPOSED: Final = b":composed"
 """Header of the steps of composed models: the model's name, a slash, and the stage."""
 
 
@@ -17,7 +18,7 @@ def _make_prefix() -> str:
 
 
 _id_prefix = _make_prefix()
-_id_counter = itertools.count(1)
+_id_counter: Final = itertools.count(1)
 
 
 def _renew_prefix() -> None:

@@ -10,7 +10,8 @@ from msgspec import UNSET
 from inferry.domain.callers import Caller
 from inferry.domain.errors import ModelNotAllowed, NotFound
 from inferry.ingress.admin_tenants import WrongMethod
-from inferry.ingress.composed import Call, ComposedCalls
+from inferry.ingress.composed import ComposedCalls
+from inferry.ingress.composed_call import Call
 from inferry.ingress.errors import printable
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request

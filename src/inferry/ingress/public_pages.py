@@ -1,6 +1,7 @@
 """Pages without authentication: health, readiness, metrics and the description of the API."""
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -12,7 +13,7 @@ from inferry.observe.metrics import Metrics
 
 Handler = Callable[[str, Reply, Caller], None]
 
-_JSON = b"content-type: application/json\r\n"
+_JSON: Final = b"content-type: application/json\r\n"
 
 
 class PublicPages:

@@ -8,7 +8,7 @@ the first delta, because only then worker and queue time are known. A client tha
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Final
 
 from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.callers import Caller
@@ -31,12 +31,12 @@ from inferry.ingress.wire_format import COMMENT, WireFormat
 
 log = logging.getLogger(__name__)
 
-_SSE = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-_JSON = b"content-type: application/json\r\n"
-_CHECKS_PER_HEARTBEAT = 4
-_LANE_NAMES = {lane: lane.name.encode() for lane in Lane}
+_SSE: Final = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+_JSON: Final = b"content-type: application/json\r\n"
+_CHECKS_PER_HEARTBEAT: Final = 4
+_LANE_NAMES: Final = {lane: lane.name.encode() for lane in Lane}
 
-_pass_through = PassThrough()
+_pass_through: Final = PassThrough()
 
 
 class _Response(ABC):
@@ -113,9 +113,9 @@ class _Response(ABC):
                 plan.worker.encode(),
             )
         if stream.shared_with is not None:
-            headers += b"x-inferry-shared-with: %b\r\n" % stream.shared_with.encode()
-            if stream.is_replay:
-                headers += b"x-inferry-replayed: true\r\n"
+            headers += _shared_headers(stream.shared_with, stream.is_replay)
+        elif placed is not None and placed.shared_with is not None:
+            headers += _shared_headers(placed.shared_with, placed.is_replay)
         return (
             headers
             if self._rate_limited_caller is None
@@ -125,16 +125,16 @@ class _Response(ABC):
 
 def _placement_headers(placed: Placed) -> bytes:
     """The headers of a job that another process runs."""
-    headers = b"x-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
+    return b"x-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
         placed.queue_s * 1000,
         placed.batch_size,
         placed.worker.encode(),
     )
-    if placed.shared_with is not None:
-        headers += b"x-inferry-shared-with: %b\r\n" % placed.shared_with.encode()
-        if placed.is_replay:
-            headers += b"x-inferry-replayed: true\r\n"
-    return headers
+
+
+def _shared_headers(leader: str, is_replay: bool) -> bytes:
+    headers = b"x-inferry-shared-with: %b\r\n" % leader.encode()
+    return headers + b"x-inferry-replayed: true\r\n" if is_replay else headers
 
 
 class FullResponse(_Response):

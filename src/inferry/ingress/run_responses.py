@@ -8,6 +8,7 @@ from inferry.domain.attempts import Attempt
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.runs import RunSummary, TreeSummary
+from inferry.ingress.run_tools import ToolReport
 
 Used = RunSummary | TreeSummary | Totals | None
 
@@ -31,6 +32,7 @@ def run_detail(
     is_cancelled: bool,
     budget: Any,
     attempt_of: Callable[[str], Attempt | None],
+    tools: ToolReport,
     steps: int,
 ) -> dict[str, Any]:
     """One run. The ledger's figures are used where memory has fewer, as after a restart."""
@@ -63,6 +65,7 @@ def run_detail(
         **_cost(ended),
         "budget": budget,
         "time": _times(live, recorded, ledger_is_ahead=ledger_is_ahead),
+        "tools": tools,
         "sub_runs": children,
         "tree": _tree(live, recorded_tree),
         "latest_steps": [*_in_flight_steps(in_flight, attempt_of, epoch), *map(_row, rows)][:steps],

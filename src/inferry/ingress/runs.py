@@ -23,6 +23,7 @@ from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.run_responses import live_run_item, recorded_run_item, run_detail
 from inferry.ingress.run_timeline import TimelineCall, live_call, perfetto, place, recorded_call, timeline
+from inferry.ingress.run_tools import ToolReport, ToolReports, read_report
 
 T = TypeVar("T")
 Refuse = Callable[[GatewayError, Request, Reply], None]
@@ -62,6 +63,7 @@ class RunEndpoints:
         self._refuse = refuse
         self._fail = fail
         self._reading = asyncio.Lock()
+        self._tool_reports = ToolReports()
         self._tasks: set[asyncio.Task[None]] = set()
         # Constant, so that a run keeps its position in a listing from page to page.
         self._epoch = gateway.wall() - gateway.now()
@@ -84,7 +86,8 @@ class RunEndpoints:
             # A run whose id ends in /finish or /timeline is addressed percent-encoded.
             if method != b"POST":
                 raise WrongMethod(f"{PREFIX}/{{id}}{_FINISH}", "POST")
-            work = self._finish(tenant, run_identifier(rest[1 : -len(_FINISH)]), _parse_query(query))
+            _parse_query(query)
+            work = self._finish(tenant, run_identifier(rest[1 : -len(_FINISH)]), read_report(request.body))
         elif rest.endswith(_TIMELINE):
             if method not in (b"GET", b"HEAD"):
                 raise WrongMethod(f"{PREFIX}/{{id}}{_TIMELINE}", "GET, HEAD")
@@ -156,6 +159,7 @@ class RunEndpoints:
             is_cancelled=self._gateway.is_run_cancelled(tenant, run_id),
             budget=self._gateway.run_budget(tenant, run_id),
             attempt_of=self._gateway.attempt_of,
+            tools=self._tool_reports.of(tenant, run_id),
             steps=steps,
         )
 
@@ -203,9 +207,13 @@ class RunEndpoints:
         done = {"id": run_id, "object": "run.cancelled", "status": RunStatus.CANCELLED.value}
         return done | msgspec.structs.asdict(report)
 
-    async def _finish(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
+    async def _finish(self, tenant: str, run_id: str, report: ToolReport | None) -> dict[str, Any]:
         if self._gateway.has_run(tenant, run_id) or not await self._ledger_has_run(tenant, run_id):
             self._gateway.finish_run(tenant, run_id)
+        else:
+            self._gateway.release_run(tenant, run_id)  # its calls came through another gateway
+        if report is not None:
+            self._tool_reports.keep(tenant, run_id, report)
         return await self._run_detail(tenant, run_id, 0)
 
     async def _ledger_has_run(self, tenant: str, run_id: str) -> bool:

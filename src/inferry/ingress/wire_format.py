@@ -18,7 +18,7 @@ from inferry.ingress.http.request import Request
 from inferry.ingress.openai.render import set_service_tier_in_body
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
 
-COMMENT = b": waiting\n\n"
+COMMENT: Final = b": waiting\n\n"
 """A server-sent event without meaning. It may be written at any time."""
 
 
@@ -65,7 +65,7 @@ class WireFormat:
         return error_event(error)
 
 
-OPENAI = WireFormat()
+OPENAI: Final = WireFormat()
 
 
 class ClientRequest:

@@ -12,6 +12,8 @@ with `domain.work_prices`. Rules:
   much less to divide.
 """
 
+from typing import Final
+
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Usage
 from inferry.domain.work_costs import WorkCosts
@@ -19,15 +21,15 @@ from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
 from inferry.domain.workers import EngineCounts, Load
 from inferry.ledger.engine_readings import EngineReadings, ObservedWork
 
-DEFAULT_CHUNK_TOKENS = 2048
+DEFAULT_CHUNK_TOKENS: Final = 2048
 """Prompt tokens in one step of an engine that does not report its limit."""
-MAX_SETTLED_JOBS = 8
-MIN_INTERVAL_S = 0.05
-MIN_INTERVAL_TOKENS = 10
+MAX_SETTLED_JOBS: Final = 8
+MIN_INTERVAL_S: Final = 0.05
+MIN_INTERVAL_TOKENS: Final = 10
 """A job's end settles if the worker has few jobs, the last settlement is this old, and the job has had this many tokens
 since. A settlement visits all jobs of the worker. The tokens of one step arrive one after the other: a shorter interval
 would lack the last tokens of other jobs. Among many jobs the modelled work of one is exact enough."""
-SCALE_GAIN = 0.3
+SCALE_GAIN: Final = 0.3
 MIN_SCALE, MAX_SCALE = 0.25, 4.0
 """How fast, and within which bounds, the charge per modelled second follows the observed time."""
 
@@ -55,7 +57,7 @@ class JobShare:
     def __init__(self, attempt: Attempt) -> None:
         footprint = attempt.job.footprint
         self.attempt = attempt
-        self.prompt_tokens = footprint.prefill_tokens
+        self.prompt_tokens = attempt.prefill_tokens
         self.context_tokens = footprint.prompt.expected
         self.is_open = True
         self.owes_prefill = False
@@ -191,14 +193,17 @@ class GpuTimeEstimator:
             work_s += due_s
             dues.append((share, due_s, prefill_s))
         time_s = self._undivided_s()
-        self._end_interval(elapsed_s, now)
         if work_s <= 0 or time_s <= 0:
             # Nothing to divide by: the time waits for the open prompts. Without jobs it has no owner.
-            self._kept_s = time_s if self._shares else 0.0
-            self.unattributed_s += time_s - self._kept_s
+            kept_s = time_s if self._shares else 0.0
+        else:
+            kept_s = min(max(0.0, time_s - work_s), open_s)
+        self._end_interval(elapsed_s, now, self._kept_s - kept_s)
+        self._kept_s = kept_s
+        if work_s <= 0 or time_s <= 0:
+            self.unattributed_s += time_s - kept_s
             return
-        self._kept_s = min(max(0.0, time_s - work_s), open_s)
-        scale = (time_s - self._kept_s) / work_s
+        scale = (time_s - kept_s) / work_s
         bounded = min(MAX_SCALE, max(MIN_SCALE, scale))
         self._scale = bounded if self._scale is None else self._scale + SCALE_GAIN * (bounded - self._scale)
         for share, due_s, prefill_s in dues:
@@ -240,7 +245,8 @@ class GpuTimeEstimator:
             shared_base_s = base_s * min(1.0, steps / places)
         self._prefill_base_s = decoding * shared_base_s + (1.0 - decoding) * base_s
 
-    def _end_interval(self, elapsed_s: float, now: float) -> None:
+    def _end_interval(self, elapsed_s: float, now: float, moved_s: float) -> None:
+        """`moved_s` of earlier intervals belong to the work that was observed in this one; negative: to later work."""
         interval, readings = self._interval, self._readings
         self._interval = _Interval()
         busy_s = interval.busy_s
@@ -251,7 +257,8 @@ class GpuTimeEstimator:
             busy_s = elapsed_s
         self.busy_s += busy_s
         done = interval.done
-        done.elapsed_s, done.busy_s = elapsed_s, busy_s
+        # A prompt is observed when it is complete, so the costs are learned with the time that was kept for it.
+        done.elapsed_s, done.busy_s = elapsed_s, busy_s + moved_s
         readings.add(done, now)
 
     # -- work of a job -------------------------------------------------------------------------------------------------

@@ -1,19 +1,20 @@
 """What an engine's counters and load say about the time between two readings: its steps, and work of other clients."""
 
 from collections import deque
+from typing import Final
 
 from inferry.domain.work_costs import WorkCosts
 from inferry.domain.workers import EngineCounts, Load
 
 COUNTS_VALID_S = 3.0
 """Seconds after which engine counters are stale, and costs are learned from the observed output."""
-LEARN_INTERVAL_S = 0.5
+LEARN_INTERVAL_S: Final = 0.5
 """Interval of learning without counters: as often as with them."""
-FOREIGN_READINGS = 4
+FOREIGN_READINGS: Final = 4
 """Readings in a row with more sequences than the gateway's that show other clients: own jobs that begin or end around
 one reading do not show in the next."""
 
-FOREIGN_GAIN = 0.5
+FOREIGN_GAIN: Final = 0.5
 """How fast the part of other clients follows the readings."""
 
 

@@ -1,4 +1,4 @@
-"""GPU time of one worker by what it was spent on: work, waste, idle and unattributed. Pure.
+"""Which GPU time of a worker is work, which is waste and of which kind, and which is idle or unattributed. Pure.
 
 Busy time counts as work first. Whether it was waste is known when its attempt ends; the seconds are then moved from
 work to their kind. A move never makes the work of an interval negative: the rest is moved in the next one. So the kinds

@@ -26,7 +26,6 @@ Columns = ReadOnlyColumnCollection[str, ColumnElement[Any]]
 
 MEASURES = tuple(column.name for column in rollups.columns if not column.primary_key and column.name != "runs")
 """What can be added up. Sums without a value are 0, except `cost_nanos` and `gpu_seconds`."""
-_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)
 
 
 def total(column: ColumnElement[Any]) -> ColumnElement[int]:
@@ -43,29 +42,32 @@ _JOB_OUTCOMES = {
 """A job's outcome by the outcomes of its last attempt. One preempted without a later attempt has failed."""
 
 
+def computed_tokens(row: Columns) -> ColumnElement[int]:
+    """Uncached prompt tokens and output tokens of an attempt with known GPU time."""
+    return case((row.gpu_seconds.is_not(None), row.prompt_tokens - row.cached_tokens + row.output_tokens))
+
+
 def is_charged(row: Columns) -> ColumnElement[bool]:
     """Whether the tenant pays for the attempt.
 
-    Completed and cancelled ones, and those whose deadline passed after their first token. Lost and preempted attempts
-    cost nothing; the attempt that resumed them has all tokens.
+    Completed ones, and those cancelled or ended by their deadline after output: of this attempt, or of an earlier one
+    that it resumed. Lost and preempted attempts cost nothing; the attempt that resumed them has all tokens.
     """
-    is_billable = or_(
-        row.outcome.in_(_BILLABLE_OUTCOMES),
-        and_(row.error_code == DeadlineExceeded.code, row.first_token_ms.is_not(None)),
-    )
+    has_output = or_(row.first_token_ms.is_not(None), row.attempt > 1)
+    is_stopped = or_(row.outcome == Outcome.CANCELLED.value, row.error_code == DeadlineExceeded.code)
+    is_billable = or_(row.outcome == Outcome.DONE.value, and_(is_stopped, has_output))
     return and_(is_billable, row.shared_with.is_(None))
 
 
 def measures(row: Columns) -> list[ColumnElement[Any]]:
     """The sums in the order of MEASURES. `row` has the columns of `attempts` and `is_last`."""
-    computed = case((row.gpu_seconds.is_not(None), row.prompt_tokens - row.cached_tokens + row.output_tokens))
     charged = is_charged(row)
     sums: dict[str, ColumnElement[Any]] = {
         **{one.name: one for one in (*job_counts(row), *usage(row))},
         "charged_tokens": _sum(case((charged, row.prompt_tokens + row.output_tokens))),
         "charged_nanos": _sum(case((charged, row.cost_nanos))),
         "cost_nanos": total(row.cost_nanos),
-        "measured_tokens": _sum(computed),
+        "measured_tokens": _sum(computed_tokens(row)),
         "queue_ms": func.coalesce(func.sum(row.queue_ms), 0.0),
         "queued": func.count(row.queue_ms),
         "batch_sizes": _sum(row.batch_size),

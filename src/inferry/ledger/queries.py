@@ -11,6 +11,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
+    FromClause,
     Select,
     and_,
     case,
@@ -44,10 +45,11 @@ from inferry.ledger.report_queries import (
 from inferry.ledger.report_time_limit import time_limited
 from inferry.ledger.report_totals import has_rollups
 from inferry.ledger.reports import RunSummary, TenantSummary
+from inferry.ledger.run_trees import run_tree, tree_members, with_roots
 from inferry.ledger.schema import attempts, tenants
 from inferry.ledger.settings_queries import query_active_settings, query_calls
 from inferry.ledger.spending_queries import query_overflow, query_spending
-from inferry.ledger.timeline_queries import query_timeline, run_tree
+from inferry.ledger.timeline_queries import query_timeline
 from inferry.ledger.traffic_queries import query_traffic
 
 TRAFFIC_TIME_LIMIT_S = 5.0
@@ -127,8 +129,17 @@ class LedgerQueries:
         parent: str | None = None,
     ) -> list[RunSummary]:
         conditions = [*_matching(tenant, run, since), *([] if parent is None else [attempts.c.parent_run == parent])]
-        query = _run_totals(_ranked(_newest_runs(conditions, before, limit)).c)
-        return [_run(dict(row)) for row in connection.execute(query).mappings()]
+        chosen = _newest(attempts, attempts.c.run_id, conditions, before, limit)
+        members = select(chosen.c.tenant, chosen.c.root, chosen.c.root.label("run_id")).cte("members")
+        return _summaries(connection, members)
+
+    def _trees(
+        self, connection: Connection, *, limit: int, tenant: str | None, since: float, before: float
+    ) -> list[RunSummary]:
+        """The latest trees of runs, each summed up as the run of its root."""
+        conditions = _matching(tenant, None, since)
+        chosen = _newest(*with_roots(conditions), conditions, before, limit)
+        return _summaries(connection, tree_members(chosen))
 
     def has_run(self, tenant: str, run: str) -> bool:
         """Whether an attempt of the run has ended."""
@@ -181,12 +192,13 @@ class LedgerQueries:
     def tenants(self, *, tenant: str | None = None, since: float | None = None) -> list[TenantSummary]:
         """Totals per tenant of the attempts that ended at or after `since`, the most tokens first.
 
-        Of attempts whose rows were deleted, those of whole hours.
+        A run and its sub-runs count as one. Of attempts whose rows were deleted, those of whole hours.
         """
-        counted = (
-            select(attempts, is_last(attempts).label("is_last")).where(*_matching(tenant, None, since)).cte("counted")
-        )
-        runs = func.count(counted.c.run_id.distinct()).label("runs")
+        conditions = _matching(tenant, None, since)
+        source, root = with_roots(conditions)
+        columns = (attempts, is_last(attempts).label("is_last"), root.label("root"))
+        counted = select(*columns).select_from(source).where(*conditions).cte("counted")
+        runs = func.count(counted.c.root.distinct()).label("runs")
         recent = select(counted.c.tenant, runs, *measures(counted.c)).group_by(counted.c.tenant)
         row = union_all(recent, rolled_up(tenant, since)).subquery().c
         totals = {name: total(row[name]) for name in ("runs", *MEASURES)}
@@ -236,7 +248,7 @@ class LedgerQueries:
         """One of `domain.reports.REPORTS`. Raises ReportTimeout, and KeyError for another name."""
         with as_client_errors(), time_limited(self._engine, time_limit_s) as connection:
             if name == "runs":
-                report = runs_report(partial(self._runs, connection), query)
+                report = runs_report(partial(self._trees, connection), query)
             else:
                 report = _REPORTS[name](connection, query)
             if name in _WITHOUT_ROLLUPS and has_rollups(connection, query):
@@ -276,46 +288,59 @@ def _matching(tenant: str | None, run: str | None, since: float | None) -> Seque
     return conditions
 
 
-def _newest_runs(conditions: Sequence[ColumnElement[bool]], before: float | None, limit: int) -> CTE:
-    """The ids of the runs that match, the latest end first."""
+def _newest(
+    source: FromClause,
+    root: ColumnElement[str],
+    conditions: Sequence[ColumnElement[bool]],
+    before: float | None,
+    limit: int,
+) -> CTE:
+    """`tenant` and `root` of the runs or trees that match, the latest end first."""
     last_end = func.max(attempts.c.ended_at)
     return (
-        select(attempts.c.tenant, attempts.c.run_id)
+        select(attempts.c.tenant, root.label("root"))
+        .select_from(source)
         .where(*conditions)
-        .group_by(attempts.c.tenant, attempts.c.run_id)
+        .group_by(attempts.c.tenant, root)
         .having(*([] if before is None else [last_end < before]))
-        .order_by(last_end.desc(), attempts.c.tenant, attempts.c.run_id)
+        .order_by(last_end.desc(), attempts.c.tenant, root)
         .limit(limit)
         .cte("chosen")
     )
 
 
-def _ranked(chosen: CTE) -> CTE:
+def _summaries(connection: Connection, members: CTE) -> list[RunSummary]:
+    """One summary per root of `members`, the latest end first."""
+    return [_run(dict(row)) for row in connection.execute(_run_totals(_ranked(members).c)).mappings()]
+
+
+def _ranked(members: CTE) -> CTE:
     """The attempts of these runs, ranked by their time in the queue, with the active time that each adds."""
     # Attempts that were never sent have no queue time: a partition of their own keeps them out of the ranks.
-    partition = (attempts.c.tenant, attempts.c.run_id, attempts.c.queue_ms.is_(None))
+    partition = (attempts.c.tenant, members.c.root, attempts.c.queue_ms.is_(None))
     return (
         select(
             attempts,
+            members.c.root,
             is_last(attempts).label("is_last"),
             func.row_number().over(partition_by=partition, order_by=attempts.c.queue_ms).label("rank"),
             func.count(attempts.c.queue_ms).over(partition_by=partition).label("waits"),
             _uncovered_s(_ARRIVED_AT, partition[:2]).label("active_s"),
             _uncovered_s(_SENT_AT, partition).label("running_s"),
         )
-        .join(chosen, and_(chosen.c.tenant == attempts.c.tenant, chosen.c.run_id == attempts.c.run_id))
+        .join(members, and_(members.c.tenant == attempts.c.tenant, members.c.run_id == attempts.c.run_id))
         .cte("ranked")
     )
 
 
 def _run_totals(row: Columns) -> Select[Any]:
-    """One row per run from the columns of `_ranked`."""
+    """One row per root from the columns of `_ranked`."""
     is_middle = and_(row.queue_ms.is_not(None), (row.rank * 2).between(row.waits, row.waits + 2))
     return (
         select(
             row.tenant,
-            row.run_id,
-            func.max(row.parent_run).label("parent_run"),
+            row.root.label("run_id"),
+            func.max(case((row.run_id == row.root, row.parent_run))).label("parent_run"),
             *(func.max(case((row.lane == lane.name, 1), else_=0)).label(lane.name) for lane in Lane),
             func.count(row.step_id.distinct()).label("steps"),
             *job_counts(row),
@@ -329,8 +354,8 @@ def _run_totals(row: Columns) -> Select[Any]:
             func.min(row.ended_at - row.total_ms / 1000).label("started_at"),
             func.max(row.ended_at).label("ended_at"),
         )
-        .group_by(row.tenant, row.run_id)
-        .order_by(func.max(row.ended_at).desc(), row.tenant, row.run_id)
+        .group_by(row.tenant, row.root)
+        .order_by(func.max(row.ended_at).desc(), row.tenant, row.root)
     )
 
 

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
+from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.ledger import ComposedRow, GpuTimeRow, LedgerEntry
@@ -18,7 +19,7 @@ from inferry.domain.ports import Ledger
 log = logging.getLogger(__name__)
 
 INITIAL_RETRY_S = 0.05
-MAX_RETRY_S = 5.0
+MAX_RETRY_S: Final = 5.0
 # Raised by a ledger for an entry that it can never store, for example a lone surrogate or a 70-bit number.
 UNSTORABLE = (ValueError, TypeError, OverflowError)
 

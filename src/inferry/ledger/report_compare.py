@@ -1,33 +1,55 @@
-"""`compare`: two periods side by side."""
+"""`compare`: two periods side by side, by the rules of the other reports."""
 
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from inferry.domain.prices import NANOS_PER_UNIT
-from inferry.domain.reports import Cell, Column, Kind, Report, ReportQuery
+from inferry.domain.reports import MAX_ROWS, Cell, Column, Kind, Report, ReportQuery, as_json
+from inferry.ledger.measures import computed_tokens
+from inferry.ledger.report_queries import breaches_report, efficiency_report
+from inferry.ledger.report_totals import MONTH_S, observed_s, period
 from inferry.ledger.schema import attempts
 
 ALL_LANES = "all"
-_QUANTILES = (0.5, 0.95)
+_QUANTILES = (0.5, 0.95, 0.999, 1.0)
 _row = attempts.c
 
 
 class _Figures(NamedTuple):
-    """Totals of one lane in one period."""
+    """Totals of one lane in one period. The last two are of all lanes: a run and a worker have calls of several."""
 
     calls: int
     tokens: int
     cost: float | None
     wait_p50_ms: float | None
     wait_p95_ms: float | None
+    wait_p999_ms: float | None
+    wait_max_ms: float | None
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
+    ttft_p999_ms: float | None
+    ttft_max_ms: float | None
     attainment: float | None
+    cost_per_month: float | None
+    tokens_per_gpu_second: float | None
+    utilisation: float | None
+    breaches: int | None
 
 
-_UNITS: dict[str, Kind] = {"calls": "count", "tokens": "count", "cost": "money", "attainment": "ratio"}
+_OF_ALL_LANES = ("utilisation", "breaches")
+_UNITS: dict[str, Kind] = {
+    "calls": "count",
+    "tokens": "count",
+    "cost": "money",
+    "attainment": "ratio",
+    "cost_per_month": "money",
+    "tokens_per_gpu_second": "number",
+    "utilisation": "ratio",
+    "breaches": "count",
+}
 """Units of the figures; milliseconds for all others."""
 
 
@@ -37,12 +59,10 @@ def compare_report(connection: Connection, query: ReportQuery) -> Report:
     length_s = query.until - query.since
     until = query.since if query.before_until is None else query.before_until
     since = until - length_s if query.before_since is None else query.before_since
-    before, after = (
-        _by_lane(connection, begin, end, query.tenant) for begin, end in ((since, until), (query.since, query.until))
-    )
+    before, after = (_by_lane(connection, one) for one in (replace(query, since=since, until=until), query))
     rows: list[tuple[Cell, ...]] = []
     for lane in sorted({*before, *after}, key=lambda name: (name != ALL_LANES, name)):
-        for name in _Figures._fields:
+        for name in _Figures._fields if lane == ALL_LANES else _Figures._fields[: -len(_OF_ALL_LANES)]:
             was, now = (getattr(found[lane], name) if lane in found else None for found in (before, after))
             rows.append((lane, name, _UNITS.get(name, "ms"), was, now, _change_percent(was, now)))
     columns = (
@@ -70,19 +90,38 @@ def compare_report(connection: Connection, query: ReportQuery) -> Report:
     )
 
 
-def _by_lane(connection: Connection, since: float, until: float, tenant: str | None) -> dict[str, _Figures]:
+def _by_lane(connection: Connection, query: ReportQuery) -> dict[str, _Figures]:
     """Figures by lane, and of all lanes together; empty without attempts."""
-    inside = [_row.ended_at >= since, _row.ended_at < until]
-    if tenant is not None:
-        inside.append(_row.tenant == tenant)
+    data_s = observed_s(connection, query)
+    if data_s is None:
+        return {}
     found = {}
     for is_total in (True, False):
-        for lane, *figures in connection.execute(_figures(inside, is_total=is_total)):
-            calls, tokens, nanos, *rest = figures
+        for lane, *figures in connection.execute(_figures(period(query), is_total=is_total)):
+            calls, tokens, nanos, *times, computed, gpu_seconds = figures
             if calls:
                 cost = None if nanos is None else int(nanos) / NANOS_PER_UNIT
-                found[lane] = _Figures(calls, int(tokens), cost, *rest)
+                monthly = None if cost is None else cost * MONTH_S / data_s
+                rate = float(computed) / gpu_seconds if gpu_seconds else None
+                found[lane] = _Figures._make([calls, int(tokens), cost, *times, monthly, rate, None, None])
+    if ALL_LANES in found:
+        found[ALL_LANES] = found[ALL_LANES]._replace(
+            utilisation=_utilisation(connection, query), breaches=_breaches(connection, query)
+        )
     return found
+
+
+def _utilisation(connection: Connection, query: ReportQuery) -> float | None:
+    """Part of the recorded wall time of all workers that was not idle."""
+    workers = as_json(efficiency_report(connection, replace(query, limit=MAX_ROWS)))["rows"]
+    known = [(one["total_gpu_seconds"], one["idle_gpu_seconds"]) for one in workers if one["total_gpu_seconds"]]
+    total_s = sum(total for total, _ in known)
+    return (total_s - sum(idle for _, idle in known)) / total_s if total_s else None
+
+
+def _breaches(connection: Connection, query: ReportQuery) -> int:
+    """Runs over their budget, or with a call that a budget refused or stopped."""
+    return sum(one["breached"] for one in as_json(breaches_report(connection, replace(query, limit=MAX_ROWS)))["rows"])
 
 
 def _figures(inside: list[ColumnElement[bool]], *, is_total: bool) -> Any:
@@ -92,7 +131,8 @@ def _figures(inside: list[ColumnElement[bool]], *, is_total: bool) -> Any:
         lane.label("lane"),
         attempts.c.job_id,
         (_row.prompt_tokens + _row.output_tokens).label("tokens"),
-        *(_row[name] for name in ("cost_nanos", "attained", "queue_ms", "first_token_ms")),
+        computed_tokens(_row).label("computed"),
+        *(_row[name] for name in ("cost_nanos", "gpu_seconds", "attained", "queue_ms", "first_token_ms")),
         *(
             column
             for name in ("queue_ms", "first_token_ms")
@@ -118,6 +158,8 @@ def _figures(inside: list[ColumnElement[bool]], *, is_total: bool) -> Any:
         func.sum(row.cost_nanos),
         *quantiles,
         func.avg(case((row.attained.is_(True), 1.0), (row.attained.is_(False), 0.0))),
+        func.sum(row.computed),
+        func.sum(row.gpu_seconds),
     ).group_by(row.lane)
 
 

@@ -13,12 +13,13 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 from inferry.domain.errors import RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.reports import Cell, Column, Report, ReportQuery, RunBudget
-from inferry.ledger.report_totals import dearest, first_time, period, total_by
+from inferry.ledger.measures import computed_tokens
+from inferry.ledger.report_totals import MONTH_S, dearest, observed_s, period, total_by
 from inferry.ledger.reports import RunSummary
+from inferry.ledger.run_trees import with_roots
 from inferry.ledger.schema import attempts, gpu_rollups, gpu_time
 
 WEEK_S = 7 * 86_400.0
-MONTH_S = 365.25 / 12 * 86_400
 SHORT_DATA_S = 86_400.0
 """A rate from less than this is marked as uncertain: traffic differs between night and day."""
 WASTE = ("cancelled", "preempted", "recomputed")
@@ -30,15 +31,12 @@ _BUDGET_CODES = (RunBudgetExhausted.code, TenantBudgetExhausted.code)
 _TOKENS = func.coalesce(func.sum(_row.prompt_tokens + _row.output_tokens), 0)
 _NANOS = func.sum(_row.cost_nanos)
 _CALLS = func.count(_row.job_id.distinct())
-_RUNS = func.count(_row.run_id.distinct())
-_COMPUTED = func.sum(
-    case((_row.gpu_seconds.is_not(None), _row.prompt_tokens - _row.cached_tokens + _row.output_tokens))
-)
+_COMPUTED = func.sum(computed_tokens(_row))
 _GPU_SECONDS = func.sum(_row.gpu_seconds)
 
 
 def runs_report(runs: RunsOf, query: ReportQuery) -> Report:
-    """Runs whose last attempt ended in the period. `runs` are the ledger's own run summaries."""
+    """Runs with their sub-runs whose last attempt ended in the period. `runs` are the ledger's summaries of trees."""
     found = runs(limit=query.limit + 1, tenant=query.tenant, since=query.since, before=query.until)
     rows = []
     for one in found:
@@ -56,7 +54,7 @@ def runs_report(runs: RunsOf, query: ReportQuery) -> Report:
         )
     columns = (
         Column("tenant", "text", "Tenant."),
-        Column("run", "text", "Run id."),
+        Column("run", "text", "Run id; the other columns are sums with its sub-runs."),
         Column("ended_at", "time", "End of the last attempt."),
         Column("cost", "money", "Cost, empty without a price."),
         Column("money_budget", "money", "Budget of a run in money."),
@@ -74,19 +72,21 @@ def runs_report(runs: RunsOf, query: ReportQuery) -> Report:
 
 
 def breaches_report(connection: Connection, query: ReportQuery) -> Report:
-    """Runs by the week of their last attempt in the period."""
+    """Runs with their sub-runs, by the week of their last attempt in the period."""
     bounds = _weeks(query.since, query.until)
+    source, root = with_roots(period(query))
     by_run = (
         select(
             _row.tenant,
-            _row.run_id,
+            root.label("root"),
             func.max(_row.ended_at).label("ended_at"),
             _TOKENS.label("tokens"),
             _NANOS.label("nanos"),
             func.sum(case((_row.error_code.in_(_BUDGET_CODES), 1), else_=0)).label("stopped"),
         )
+        .select_from(source)
         .where(*period(query))
-        .group_by(_row.tenant, _row.run_id)
+        .group_by(_row.tenant, root)
         .subquery()
     )
     week = case(*((by_run.c.ended_at < end, number) for number, end in enumerate(bounds[1:])), else_=len(bounds) - 2)
@@ -117,7 +117,7 @@ def breaches_report(connection: Connection, query: ReportQuery) -> Report:
     ]
     columns = (
         Column("week", "text", "Monday of the week, UTC."),
-        Column("runs", "count", "Runs that ended."),
+        Column("runs", "count", "Runs that ended; sub-runs count for their root."),
         Column("over_budget", "count", "Runs that cost more than their budget."),
         Column("stopped", "count", "Runs with a call that a budget refused or stopped."),
         Column("breached", "count", "Runs that are either."),
@@ -152,8 +152,11 @@ def tenants_report(connection: Connection, query: ReportQuery) -> Report:
 
 def templates_report(connection: Connection, query: ReportQuery) -> Report:
     cached, prompt = func.sum(_row.cached_tokens), func.sum(_row.prompt_tokens)
+    source, root = with_roots(period(query))
+    runs_and_more = (func.count(root.distinct()), _CALLS, _TOKENS, _NANOS, cached, prompt, func.avg(_row.total_ms))
     statement = (
-        select(_row.tenant, _row.template_id, _RUNS, _CALLS, _TOKENS, _NANOS, cached, prompt, func.avg(_row.total_ms))
+        select(_row.tenant, _row.template_id, *runs_and_more)
+        .select_from(source)
         .where(*period(query))
         .group_by(_row.tenant, _row.template_id)
         .order_by(func.coalesce(_NANOS, 0).desc(), _TOKENS.desc(), _row.tenant, _row.template_id)
@@ -226,11 +229,10 @@ def efficiency_report(connection: Connection, query: ReportQuery) -> Report:
 
 def month_report(connection: Connection, query: ReportQuery) -> Report:
     """The period's rate, times a month of 30.4 days. The period begins with its first attempt."""
-    first = first_time(connection, query)
-    if first is None:
+    data_s = observed_s(connection, query)
+    if data_s is None:
         return _table("month", query, _MONTH_COLUMNS, [], ("No attempt ended in the period.",))
-    observed_s = max(1.0, query.until - max(query.since, first))
-    factor = MONTH_S / observed_s
+    factor = MONTH_S / data_s
     totals = dearest(total_by(connection, query, "tenant", "model"))
     rows: list[tuple[Cell, ...]] = [
         (
@@ -240,14 +242,14 @@ def month_report(connection: Connection, query: ReportQuery) -> Report:
         for (tenant, model), of in totals
     ]
     total = sum(of.nanos or 0 for _, of in totals) / NANOS_PER_UNIT * factor
-    notes = [f"Based on {_span(observed_s)} of data; {total:.2f} per month in all."]
-    if observed_s < SHORT_DATA_S:
+    notes = [f"Based on {_span(data_s)} of data; {total:.2f} per month in all."]
+    if data_s < SHORT_DATA_S:
         notes.append("Uncertain: less than one day of data.")
     return _table("month", query, _MONTH_COLUMNS, rows, tuple(notes))
 
 
 _VOLUME = (
-    Column("runs", "count", "Runs."),
+    Column("runs", "count", "Runs; sub-runs count for their root."),
     Column("calls", "count", "Calls."),
     Column("tokens", "count", "Prompt and output tokens."),
     Column("cost", "money", "Cost, empty without a price."),

@@ -7,8 +7,10 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from inferry.domain.reports import ReportQuery
 from inferry.ledger.measures import MEASURES, is_last, measures, total
+from inferry.ledger.run_trees import with_roots
 from inferry.ledger.schema import attempts, rollups
 
+MONTH_S = 365.25 / 12 * 86_400
 _row = attempts.c
 
 
@@ -34,10 +36,16 @@ def period(query: ReportQuery) -> list[ColumnElement[bool]]:
 
 
 def total_by(connection: Connection, query: ReportQuery, *names: str) -> dict[tuple[str, ...], Totals]:
-    """Totals by these columns. A run counts in each group that it has a call in."""
-    counted = select(attempts, is_last(attempts).label("is_last")).where(*period(query)).cte("counted")
+    """Totals by these columns. A run with its sub-runs counts in each group that it has a call in."""
+    source, root = with_roots(period(query))
+    counted = (
+        select(attempts, is_last(attempts).label("is_last"), root.label("root"))
+        .select_from(source)
+        .where(*period(query))
+        .cte("counted")
+    )
     by = [counted.c[name] for name in names]
-    recent = select(*by, func.count(counted.c.run_id.distinct()).label("runs"), *measures(counted.c)).group_by(*by)
+    recent = select(*by, func.count(counted.c.root.distinct()).label("runs"), *measures(counted.c)).group_by(*by)
     found: dict[tuple[str, ...], Totals] = {}
     for statement in (recent, _rolled_up(query, names)):
         for row in connection.execute(statement).mappings():
@@ -46,7 +54,13 @@ def total_by(connection: Connection, query: ReportQuery, *names: str) -> dict[tu
     return found
 
 
-def first_time(connection: Connection, query: ReportQuery) -> float | None:
+def observed_s(connection: Connection, query: ReportQuery) -> float | None:
+    """Length of the part of the period that has data: it begins with the first call. None without one."""
+    first = _first_time(connection, query)
+    return None if first is None else max(1.0, query.until - max(query.since, first))
+
+
+def _first_time(connection: Connection, query: ReportQuery) -> float | None:
     """When the first call of the period arrived; None without one."""
     arrived = select(func.min(_row.ended_at - _row.total_ms / 1000)).where(*period(query))
     hours = select(func.min(rollups.c.hour)).where(*_hours(query))

@@ -1,9 +1,10 @@
 """What runs came to with each version of the settings, and the calls that a simulation replays. Portable SQL."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, Select, and_, case, func, or_, select
 
 from inferry.domain.ledger import Outcome
 from inferry.domain.settings_versions import RunTally, SettingsChange, SettingsVersion
@@ -19,35 +20,9 @@ MAX_CALLS = 50_000
 
 def query_tallies(connection: Connection, versions: Sequence[int], since: float, until: float | None) -> list[RunTally]:
     """One tally per run, lane and version, of calls that arrived at or after `since`. Preempted attempts and
-    prefills have a later one; calls that shared an execution were not scheduled."""
-    attained = case((_row.attained.is_(True), 1), else_=0)
-    judged = case((_row.attained.is_not(None), 1), else_=0)
-    failed = case((_row.outcome.in_(_FAILED), 1), else_=0)
-    query = (
-        select(
-            _row.settings_version,
-            _row.tenant,
-            _row.run_id,
-            _row.lane,
-            func.count(),
-            total(judged),
-            total(attained),
-            total(failed),
-            total(_row.output_tokens),
-            func.sum(_row.total_ms) / 1000,
-            func.coalesce(total(_row.cost_nanos), 0),
-            func.coalesce(func.sum(_row.gpu_seconds), 0.0),
-        )
-        .where(
-            _row.ended_at >= since,
-            *(() if until is None else (_row.ended_at < until,)),
-            _row.ended_at - _row.total_ms / 1000 >= since,
-            _row.settings_version.in_(versions),
-            _row.shared_with.is_(None),
-            _row.outcome.not_in((Outcome.PREEMPTED.value, Outcome.PREFILLED.value, Outcome.CANCELLED.value)),
-        )
-        .group_by(_row.settings_version, _row.tenant, _row.run_id, _row.lane)
-    )
+    prefills have a later one; calls that shared an execution were not scheduled. A call that did not complete counts
+    for attainment only if its next token was late: clients that give up must not make a slow version look fast.
+    """
     return [
         RunTally(
             version=version,
@@ -75,8 +50,42 @@ def query_tallies(connection: Connection, versions: Sequence[int], since: float,
             seconds,
             cost_nanos,
             gpu_seconds,
-        ) in connection.execute(query)
+        ) in connection.execute(_tally_query(versions, since, until))
     ]
+
+
+def _tally_query(versions: Sequence[int], since: float, until: float | None) -> Select[Any]:
+    is_late, is_done = _row.attained.is_(False), _row.outcome == Outcome.DONE.value
+    is_attained = and_(_row.attained.is_(True), is_done)
+    attained = case((is_attained, 1), else_=0)
+    judged = case((or_(is_attained, is_late), 1), else_=0)
+    failed = case((_row.outcome.in_(_FAILED), 1), else_=0)
+    return (
+        select(
+            _row.settings_version,
+            _row.tenant,
+            _row.run_id,
+            _row.lane,
+            func.count(),
+            total(judged),
+            total(attained),
+            total(failed),
+            total(_row.output_tokens),
+            func.sum(_row.total_ms) / 1000,
+            func.coalesce(total(_row.cost_nanos), 0),
+            func.coalesce(func.sum(_row.gpu_seconds), 0.0),
+        )
+        .where(
+            _row.ended_at >= since,
+            *(() if until is None else (_row.ended_at < until,)),
+            _row.ended_at - _row.total_ms / 1000 >= since,
+            _row.settings_version.in_(versions),
+            _row.shared_with.is_(None),
+            _row.outcome.not_in((Outcome.PREEMPTED.value, Outcome.PREFILLED.value)),
+            or_(_row.outcome != Outcome.CANCELLED.value, is_late),
+        )
+        .group_by(_row.settings_version, _row.tenant, _row.run_id, _row.lane)
+    )
 
 
 def query_calls(connection: Connection, since: float, until: float) -> list[RecordedCall]:

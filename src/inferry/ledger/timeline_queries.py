@@ -1,22 +1,13 @@
 """The attempts of a run and its sub-runs in the order of their arrival, page by page."""
 
-from sqlalchemy import CTE, ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.runs import TimelinePosition, TimelineRows
+from inferry.ledger.run_trees import run_tree
 from inferry.ledger.schema import attempts
 
 _ARRIVED_AT: ColumnElement[float] = attempts.c.ended_at - attempts.c.total_ms / 1000
-
-
-def run_tree(tenant: str, run: str) -> CTE:
-    """The ids of the run and its descendants, as `run_id`."""
-    is_top = or_(attempts.c.run_id == run, attempts.c.parent_run == run)
-    below = select(attempts.c.run_id).where(attempts.c.tenant == tenant, is_top).cte("below", recursive=True)
-    # UNION removes duplicates, so the recursion ends even where rows form a cycle.
-    return below.union(
-        select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
-    )
 
 
 def query_timeline(

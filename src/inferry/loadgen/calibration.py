@@ -198,7 +198,9 @@ class _Session:
             self._warn(f"{probe.description}: {busy}, so that it measured itself too")
         early = sum(call.output_tokens < probe.output_tokens for call in seen.calls[: probe.sequences])
         if early > len(seen.calls) / 10:
-            self._warn("the server ends answers early although it was told not to: gaps are of what came")
+            self._warn(
+                "the server ends answers early although it was told not to: inter-token latencies are of what came"
+            )
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:

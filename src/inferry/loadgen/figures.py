@@ -54,6 +54,13 @@ class LaneFigures(Struct, frozen=True, kw_only=True):
     resets: int
     refused: int
     done_s: float
+    # None in results of earlier versions.
+    ttft_p999: float | None = None
+    ttft_max: float | None = None
+    itl_p999: float | None = None
+    itl_max: float | None = None
+    e2e_p999: float | None = None
+    e2e_max: float | None = None
 
 
 class InterTokenLatencies(Struct, frozen=True):
@@ -64,6 +71,8 @@ class InterTokenLatencies(Struct, frozen=True):
     p99: float
     over: float
     curve: tuple[float, ...]
+    p999: float | None = None
+    max: float | None = None
 
 
 class GeneratorFigures(Struct, frozen=True, kw_only=True):
@@ -136,6 +145,12 @@ def lane_figures(
         resets=sum(row.resets for row in calls),
         refused=sum(row.refused for row in calls),
         done_s=max((row.ended_s for row in calls), default=0.0),
+        ttft_p999=percentile(ttfts, 0.999),
+        ttft_max=percentile(ttfts, 1.0),
+        itl_p999=None if itls is None else itls.p999,
+        itl_max=None if itls is None else itls.max,
+        e2e_p999=percentile(ends, 0.999),
+        e2e_max=percentile(ends, 1.0),
     )
 
 
@@ -153,11 +168,10 @@ def itls_by_lane(
 
 
 def _itls(ordered: list[float], itl_target_s: float) -> InterTokenLatencies:
-    p50, p95, p99 = (ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.5, 0.95, 0.99))
+    parts = (0.5, 0.95, 0.99, 0.999, 1.0)
+    p50, p95, p99, p999, longest = (_rounded(ordered[min(len(ordered) - 1, int(q * len(ordered)))]) for q in parts)
     over = 1 - bisect_right(ordered, itl_target_s) / len(ordered)
-    return InterTokenLatencies(
-        _rounded(p50), _rounded(p95), _rounded(p99), round(over, 5), tuple(map(_rounded, curve(ordered)))
-    )
+    return InterTokenLatencies(p50, p95, p99, round(over, 5), tuple(map(_rounded, curve(ordered))), p999, longest)
 
 
 def curve(ordered: Sequence[float]) -> list[float]:

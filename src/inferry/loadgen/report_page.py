@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from inferry.loadgen.figures import after_warmup, curve
 from inferry.loadgen.result import Result
 from inferry.loadgen.rows import CallRow
-from inferry.loadgen.tables import cost_table, failure_table, lane_table
+from inferry.loadgen.tables import cost_table, failure_table, lane_table, tail_table
 from inferry.report import html
 from inferry.report.curves import Points, peaks
 from inferry.report.formatting import seconds
@@ -34,6 +34,7 @@ def html_page(results: Sequence[Result]) -> str:
                 [_attainment_plot(results, lanes), *_cost_plot(results, lanes)],
             ),
             html.table(lane_table(results)),
+            html.table(tail_table(results)),
             html.section(
                 "Latency",
                 "Fraction of first tokens, inter-token intervals and answers up to this time. First tokens and answers "

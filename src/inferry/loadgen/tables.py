@@ -8,7 +8,8 @@ from inferry.loadgen.result import Result
 from inferry.report.formatting import NONE, count, money, seconds, share
 from inferry.report.html import Table
 
-_LANE_COLUMNS: tuple[tuple[str, Callable[[LaneFigures], str]], ...] = (
+_LaneColumns = tuple[tuple[str, Callable[[LaneFigures], str]], ...]
+_LANE_COLUMNS: _LaneColumns = (
     ("planned", lambda lane: count(lane.planned)),
     ("SLO", lambda lane: share(lane.attainment if lane.planned else None)),
     ("ttft p50", lambda lane: seconds(lane.ttft_p50)),
@@ -27,14 +28,36 @@ _LANE_COLUMNS: tuple[tuple[str, Callable[[LaneFigures], str]], ...] = (
 )
 
 
+_TAIL_COLUMNS: _LaneColumns = (
+    ("ttft p99", lambda lane: seconds(lane.ttft_p99)),
+    ("p99.9", lambda lane: seconds(lane.ttft_p999)),
+    ("max", lambda lane: seconds(lane.ttft_max)),
+    ("itl p99", lambda lane: seconds(lane.itl_p99)),
+    ("p99.9", lambda lane: seconds(lane.itl_p999)),
+    ("max", lambda lane: seconds(lane.itl_max)),
+    ("e2e p99", lambda lane: seconds(lane.e2e_p99)),
+    ("p99.9", lambda lane: seconds(lane.e2e_p999)),
+    ("max", lambda lane: seconds(lane.e2e_max)),
+)
+
+
 def lane_table(results: Sequence[Result]) -> Table:
     """A row per result and lane."""
+    return _table(results, _LANE_COLUMNS)
+
+
+def tail_table(results: Sequence[Result]) -> Table:
+    """The longest latencies, a row per result and lane. With fewer than 1,000 values p99.9 is the maximum."""
+    return _table(results, _TAIL_COLUMNS)
+
+
+def _table(results: Sequence[Result], columns: _LaneColumns) -> Table:
     several = len(results) > 1
-    headings = ("lane", *(heading for heading, _ in _LANE_COLUMNS))
+    headings = ("lane", *(heading for heading, _ in columns))
     rows = []
     for result in results:
         for number, (name, lane) in enumerate(result.lanes.items()):
-            cells = [name, *(cell(lane) for _, cell in _LANE_COLUMNS)]
+            cells = [name, *(cell(lane) for _, cell in columns)]
             rows.append([result.label if not number else "", *cells] if several else cells)
     return Table(("arm", *headings) if several else headings, rows)
 

@@ -21,9 +21,12 @@ class FastCounter:
 
 
 class FastHistogram:
-    """`counts[i]` is how many values were at most `bounds[i]` and above the bound before; the last has no bound."""
+    """`counts[i]` is how many values were at most `bounds[i]` and above the bound before; the last has no bound.
 
-    __slots__ = ("bounds", "counts", "total")
+    `largest` is the largest value since the start, at least 0.
+    """
+
+    __slots__ = ("bounds", "counts", "largest", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         if not bounds or list(bounds) != sorted(set(bounds)):
@@ -31,10 +34,13 @@ class FastHistogram:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
+        self.largest = 0.0
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+        if value > self.largest:
+            self.largest = value
 
     def cumulative(self) -> list[int]:
         """How many values were at most each bound, then how many there were."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from inferry.domain.lanes import Lane
-from inferry.observe.history import MetricHistory, quantile_of
+from inferry.observe.history import MetricHistory, at_most, quantile_of
 
 POINTS = 180
 POINT_WINDOW_S = 15.0
@@ -33,7 +33,7 @@ class LaneFigures(NamedTuple):
 
 
 class WorkerFigures(NamedTuple):
-    """One worker. `gpu_utilization` is None where it is not known."""
+    """One worker. `gpu_utilization` is the mean over the window, None where it is not known."""
 
     running: float
     kv_used: float
@@ -71,9 +71,9 @@ def figures(history: MetricHistory, window_s: float, at: float) -> Figures:
 
 
 def _lanes(history: MetricHistory, window_s: float, calls: Mapping[str, float]) -> dict[Lane, LaneFigures]:
-    waits = _buckets(history, "inferry_queue_wait_seconds", window_s, "lane")
-    firsts = _buckets(history, "inferry_time_to_first_token_seconds", window_s, "lane")
-    gaps = _buckets(history, "inferry_inter_token_latency_seconds", window_s, "lane")
+    waits = _Quantiles(history, "inferry_queue_wait_seconds", window_s)
+    firsts = _Quantiles(history, "inferry_time_to_first_token_seconds", window_s)
+    intervals = _Quantiles(history, "inferry_inter_token_latency_seconds", window_s)
     judged = history.increase_by("inferry_slo_attainment_total", window_s, ("lane", "attained"))
     queued = _latest(history, "inferry_queue_depth", "lane")
     fairness = _latest(history, "inferry_fairness_index", "lane")
@@ -84,11 +84,11 @@ def _lanes(history: MetricHistory, window_s: float, calls: Mapping[str, float]) 
         found[lane] = LaneFigures(
             queued=queued.get(lane.name, 0.0),
             calls_per_s=calls.get(lane.name, 0.0),
-            queue_p50_ms=_quantile_ms(0.5, waits.get(lane.name)),
-            queue_p95_ms=_quantile_ms(0.95, waits.get(lane.name)),
-            ttft_p50_ms=_quantile_ms(0.5, firsts.get(lane.name)),
-            ttft_p95_ms=_quantile_ms(0.95, firsts.get(lane.name)),
-            itl_p95_ms=_quantile_ms(0.95, gaps.get(lane.name)),
+            queue_p50_ms=waits.of(0.5, lane),
+            queue_p95_ms=waits.of(0.95, lane),
+            ttft_p50_ms=firsts.of(0.5, lane),
+            ttft_p95_ms=firsts.of(0.95, lane),
+            itl_p95_ms=intervals.of(0.95, lane),
             attainment=met / (met + missed) if met + missed > 0 else None,
             fairness=fairness.get(lane.name),
         )
@@ -98,7 +98,7 @@ def _lanes(history: MetricHistory, window_s: float, calls: Mapping[str, float]) 
 def _workers(history: MetricHistory, window_s: float) -> dict[str, WorkerFigures]:
     running = _latest(history, "inferry_worker_running_sequences", "worker")
     kv_used = _latest(history, "inferry_worker_kv_used_tokens", "worker")
-    utilization = _latest(history, GPU_UTILIZATION, "worker")
+    utilization = history.mean_by(GPU_UTILIZATION, window_s, ("worker",))
     jobs = history.increase_by("inferry_batch_size", window_s, ("worker",))
     plans = {
         worker: counts[-1]
@@ -109,7 +109,7 @@ def _workers(history: MetricHistory, window_s: float) -> dict[str, WorkerFigures
             running=running.get(worker, 0.0),
             kv_used=kv_used.get(worker, 0.0),
             batch_mean=jobs[("worker", worker),] / count if (count := plans.get(worker, 0)) > 0 else None,
-            gpu_utilization=utilization.get(worker),
+            gpu_utilization=sum(busy) if (busy := utilization.get((("worker", worker),))) else None,
         )
         for worker in history.label_values("inferry_worker_up", "worker")
     }
@@ -133,9 +133,17 @@ def _buckets(
     return {labels[0][1]: counted for labels, counted in history.buckets_by(name, window_s, (label,)).items()}
 
 
-def _quantile_ms(q: float, counted: tuple[tuple[float, ...], list[int]] | None) -> float | None:
-    seconds = None if counted is None else quantile_of(q, *counted)
-    return None if seconds is None else 1000 * seconds
+class _Quantiles:
+    """Quantiles of a histogram over the window by lane, in milliseconds."""
+
+    def __init__(self, history: MetricHistory, name: str, window_s: float) -> None:
+        self._counted = _buckets(history, name, window_s, "lane")
+        self._largest = {labels[0][1]: value for labels, value in history.largest_by(name, ("lane",)).items()}
+
+    def of(self, q: float, lane: Lane) -> float | None:
+        counted = self._counted.get(lane.name)
+        seconds = None if counted is None else at_most(quantile_of(q, *counted), self._largest.get(lane.name))
+        return None if seconds is None else 1000 * seconds
 
 
 class FigureHistory:

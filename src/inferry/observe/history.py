@@ -16,13 +16,15 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class SeriesReading(NamedTuple):
-    """One series of a metric. A histogram has the cumulative `buckets` of `bounds` and +Inf; `value` is its sum."""
+    """One series of a metric. A histogram has the cumulative `buckets` of `bounds` and +Inf; `value` is its sum, and
+    `largest` its largest value since the start, where that is known."""
 
     name: str
     labels: Labels
     value: float
     bounds: tuple[float, ...] = ()
     buckets: tuple[int, ...] = ()
+    largest: float | None = None
 
 
 class MetricSource(Protocol):
@@ -103,8 +105,10 @@ class MetricHistory:
         return buckets[-1] if buckets else 0
 
     def quantile(self, q: float, name: str, window_s: float, **labels: str) -> float | None:
-        """Quantile of what a histogram observed in the window, interpolated within its bucket as Prometheus does."""
-        return quantile_of(q, *self._bucket_increase(name, window_s, labels))
+        """Quantile of what a histogram observed in the window, interpolated within its bucket as Prometheus does, and
+        at most the largest value."""
+        found = quantile_of(q, *self._bucket_increase(name, window_s, labels))
+        return at_most(found, _largest(_selected(self._samples[-1], name, labels)) if self._samples else None)
 
     # -- by labels: one value per combination that the labels `by` have in the last sample ---------------------------
 
@@ -159,6 +163,13 @@ class MetricHistory:
             )
         return found
 
+    def largest_by(self, name: str, by: tuple[str, ...]) -> dict[Labels, float]:
+        """The largest value that a histogram observed since the start, by labels; those where it is known."""
+        found: dict[Labels, list[SeriesReading]] = {}
+        for one, labels in _grouped(self._samples[-1], name, by) if self._samples else ():
+            found.setdefault(labels, []).append(one)
+        return {labels: largest for labels, ones in found.items() if (largest := _largest(ones)) is not None}
+
     def _bucket_increase(
         self, name: str, window_s: float, labels: Mapping[str, str]
     ) -> tuple[tuple[float, ...], list[int]]:
@@ -191,6 +202,17 @@ def _selected(sample: _Sample, name: str, labels: Mapping[str, str]) -> list[Ser
 
 def _total(sample: _Sample, name: str, labels: Mapping[str, str]) -> float:
     return sum(one.value for one in _selected(sample, name, labels))
+
+
+def _largest(readings: Iterable[SeriesReading]) -> float | None:
+    """The largest value of all series; None where one does not know its own."""
+    known = [one.largest for one in readings]
+    return max((one for one in known if one is not None), default=None) if None not in known else None
+
+
+def at_most(value: float | None, largest: float | None) -> float | None:
+    """A quantile, which interpolation in a wide bucket may put above the largest value that was observed."""
+    return value if value is None or largest is None else min(value, largest)
 
 
 def quantile_of(q: float, bounds: tuple[float, ...], buckets: list[int]) -> float | None:

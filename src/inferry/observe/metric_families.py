@@ -78,6 +78,7 @@ class Histograms:
                 child.total,
                 child.bounds,
                 tuple(child.cumulative()),
+                child.largest,
             )
             for labels, child in self._children.items()
         ]

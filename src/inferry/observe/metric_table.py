@@ -15,12 +15,12 @@ from inferry.observe.metric_spec import (
 
 METRIC_TABLE: tuple[MetricSpec, ...] = (
     *FEATURE_METRICS,
-    MetricSpec("inferry_queue_depth", "gauge", "Jobs queued in the gateway.", ("lane",)),
+    MetricSpec("inferry_queue_depth", "gauge", "Jobs queued in the gateway.", ("lane", "model")),
     MetricSpec(
         "inferry_queue_wait_seconds",
         "histogram",
         "Time from arrival until the job is sent to a worker, batching window included.",
-        ("lane",),
+        ("lane", "model"),
         WAIT_BUCKETS,
     ),
     MetricSpec(
@@ -28,7 +28,7 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "histogram",
         "Part of the queue wait in which the job was held for others to join its batch, or its run was paused. Counts "
         "held jobs only.",
-        ("lane",),
+        ("lane", "model"),
         WAIT_BUCKETS,
     ),
     MetricSpec(
@@ -188,7 +188,7 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "inferry_inter_token_latency_seconds",
         "histogram",
         "Time between two tokens of a stream.",
-        ("lane",),
+        ("lane", "model"),
         ITL_BUCKETS,
     ),
     MetricSpec(
@@ -203,14 +203,14 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "histogram",
         "Time from arrival to the first token of completed jobs, by mean number of sequences that ran on the worker "
         "beside them, themselves included.",
-        ("lane", "batch"),
+        ("lane", "model", "batch"),
         BY_BATCH_BUCKETS,
     ),
     MetricSpec(
         "inferry_e2e_latency_by_batch_seconds",
         "histogram",
         "Time from arrival to the end of completed jobs, by mean number of sequences as above.",
-        ("lane", "batch"),
+        ("lane", "model", "batch"),
         BY_BATCH_BUCKETS,
     ),
     MetricSpec("inferry_slo_ttft_target_seconds", "gauge", "The lane's target for the first token.", ("lane",)),
@@ -219,7 +219,7 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "inferry_slo_attainment_total",
         "counter",
         "Completed attempts in lanes with SLO targets, by whether every token met them.",
-        ("lane", "attained"),
+        ("lane", "model", "attained"),
     ),
     MetricSpec(
         "inferry_wait_prediction_coverage_ratio",
@@ -235,7 +235,8 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(
         "inferry_desired_workers",
         "gauge",
-        "Workers that the group should have, as `GET /admin/scale` says: from work waiting and capacity in use.",
+        "Workers that the group should have, as `GET /admin/scale` says: from work waiting and capacity in use. Of "
+        "gateways that share their workers, only the owner exports it.",
         ("group",),
     ),
     MetricSpec(

@@ -8,6 +8,7 @@ configuration, and all others are counted as "other". No metric has tenants, run
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -32,20 +33,26 @@ from inferry.observe.worker_states import OTHER, WorkerStates
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
 BATCH_SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "65+", "unknown")
 """Values of the label `batch`."""
-_UNKNOWN_BATCH = len(BATCH_SIZES) - 1
+_UNKNOWN_BATCH: Final = len(BATCH_SIZES) - 1
 
 
 class _LaneModelSeries:
     """The children that one lane of one model uses, found with one look-up."""
 
-    __slots__ = ("cached", "cost", "e2e", "first_token", "outcomes", "output", "prompt")
+    __slots__ = (
+        *("attained", "by_batch", "cached", "cost", "e2e", "first_token", "gaps", "missed"),
+        *("outcomes", "output", "prompt", "queue_wait"),
+    )
 
     def __init__(
         self,
         jobs: Counters,
         tokens: Counters,
         cost: Counters,
+        attainment: Counters,
+        queue_wait: Histograms,
         first_token: Histograms,
+        gaps: Histograms,
         e2e: Histograms,
         lane: Lane,
         model: str,
@@ -55,8 +62,14 @@ class _LaneModelSeries:
         self.cached = tokens.at("cached", model, lane.name)
         self.output = tokens.at("output", model, lane.name)
         self.cost = cost.at(model, lane.name)
+        self.attained = attainment.at(lane.name, model, "true")
+        self.missed = attainment.at(lane.name, model, "false")
+        self.queue_wait = queue_wait.at(lane.name, model)
         self.first_token = first_token.at(lane.name, model)
+        self.gaps = gaps.at(lane.name, model)
         self.e2e = e2e.at(lane.name, model)
+        # First tokens and ends by size of the engine's batch; empty until a job of the lane and model is sent.
+        self.by_batch: list[tuple[FastHistogram, FastHistogram]] = []
 
 
 class Metrics:
@@ -115,26 +128,13 @@ class Metrics:
 
     def _create_series(self, models: Iterable[str], workers: Iterable[str]) -> None:
         # All series exist from the start: a series that appears with its first event hides it from rate(). "other" is
-        # the exception, since it should never appear.
+        # the exception, since it should never appear; and latencies by batch size, of which there are many, exist from
+        # the first job that is sent in their lane and model.
         self._size_of: dict[str, FastHistogram] = {}
         self._padding_of: dict[str, tuple[FastCounter, FastCounter]] = {}
         for worker in workers:
             self.register_worker(worker)
-        self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
-        self._inter_token_latency_of = [self._inter_token_latency.at(lane.name) for lane in Lane]
         self._release_of = {reason: self._releases.at(reason.value) for reason in ReleaseReason}
-        self._slo_attainment_of = {
-            (lane, attained): self._slo_attainment.at(lane.name, str(attained).lower())
-            for lane in Lane
-            for attained in (True, False)
-        }
-        self._by_batch = [
-            [
-                (self._first_token_by_batch.at(lane.name, size), self._e2e_by_batch.at(lane.name, size))
-                for size in BATCH_SIZES
-            ]
-            for lane in Lane
-        ]
         self._models = {model: self._lanes_of(model) for model in models}
         for code in ("worker_lost", "worker_timeout", "no_worker", "preempted"):
             for resumed in ("true", "false"):
@@ -188,8 +188,11 @@ class Metrics:
     def sent(self, attempt: Attempt, now: float) -> None:
         job, plan = attempt.job, attempt.plan
         if attempt.decision is not None:
-            self._decisions.sent(job.lane, attempt.decision)
-        self._wait_of[job.lane].observe(now - job.arrived_at)
+            self._decisions.sent(job.lane, self._label_of(job.route.model), attempt.decision)
+        of = self._series(job)
+        of.queue_wait.observe(now - job.arrived_at)
+        if not of.by_batch:
+            self._create_by_batch(job, of)
         if plan is not None and plan.jobs[0].job_id == job.job_id:  # once per plan
             sizes = self._size_of.get(plan.worker) or self._batch_size.at(OTHER)
             sizes.observe(len(plan.jobs))
@@ -212,7 +215,10 @@ class Metrics:
     def produced(self, attempt: Attempt, now: float) -> None:
         last = attempt.last_token_at
         if last is not None:
-            self._inter_token_latency_of[attempt.job.lane].observe(now - last)
+            gaps = attempt.gap_counts
+            if not isinstance(gaps, FastHistogram):
+                gaps = attempt.gap_counts = self._series(attempt.job).gaps
+            gaps.observe(now - last)
 
     def ended(self, attempt: Attempt, now: float) -> None:
         self._in_flight -= 1
@@ -238,12 +244,14 @@ class Metrics:
                 self.refused(entry.error_code)
             return
         if attempt.slo_attained is not None:
-            self._slo_attainment_of[job.lane, attempt.slo_attained].value += 1
+            (of.attained if attempt.slo_attained else of.missed).value += 1
         total_s = now - job.arrived_at
         of.e2e.observe(total_s)
         size = entry.engine_batch
         batch = _UNKNOWN_BATCH if size is None else bisect_left(_BATCH_BOUNDS, round(size))
-        first_token, e2e = self._by_batch[job.lane][batch]
+        if not of.by_batch:
+            self._create_by_batch(job, of)
+        first_token, e2e = of.by_batch[batch]
         e2e.observe(total_s)
         if attempt.first_token_at is not None:
             first_token.observe(attempt.first_token_at - job.arrived_at)
@@ -306,8 +314,25 @@ class Metrics:
     def _pull(self) -> dict[str, Rows]:
         return self._states.rows() | self.workers.rows()
 
+    def _create_by_batch(self, job: InferenceJob, of: _LaneModelSeries) -> None:
+        labels = job.lane.name, self._label_of(job.route.model)
+        of.by_batch = [
+            (self._first_token_by_batch.at(*labels, size), self._e2e_by_batch.at(*labels, size)) for size in BATCH_SIZES
+        ]
+
     def _series(self, job: InferenceJob) -> _LaneModelSeries:
         return self._at(job.route.model, job.lane)
+
+    def by_lane_and_model(self, values: Mapping[tuple[Lane, str], float]) -> dict[tuple[str, ...], float]:
+        """The values with zero for every other lane and model: a series must not disappear."""
+        found: dict[tuple[str, ...], float] = {(lane.name, model): 0 for model in self._models for lane in Lane}
+        for (lane, model), value in values.items():
+            key = lane.name, self._label_of(model)
+            found[key] = found.get(key, 0) + value
+        return found
+
+    def _label_of(self, model: str) -> str:
+        return model if model in self._models else OTHER
 
     def _at(self, model: str, lane: Lane) -> _LaneModelSeries:
         lanes = self._models.get(model)
@@ -318,8 +343,10 @@ class Metrics:
         return lanes[lane]
 
     def _lanes_of(self, model: str) -> list[_LaneModelSeries]:
-        families = (self._jobs, self._tokens, self._cost, self._first_token, self._e2e)
-        return [_LaneModelSeries(*families, lane, model) for lane in Lane]
+        self._decisions.register_model(model)
+        counters = (self._jobs, self._tokens, self._cost, self._slo_attainment)
+        histograms = (self._queue_wait, self._first_token, self._inter_token_latency, self._e2e)
+        return [_LaneModelSeries(*counters, *histograms, lane, model) for lane in Lane]
 
 
 def _error_codes() -> set[str]:

@@ -21,10 +21,13 @@ BYTES_PER_TOKEN = 4
 """Assumed where the server reports no usage."""
 _END_BYTES = 4096
 """Bytes at either end of a response that are searched for its usage."""
+_LONGEST_KEY = len('"completion')
 _TIERS = {"priority": Lane.P0, "default": Lane.P1, "flex": Lane.P2}
 # A quote inside a JSON text is escaped, so these match keys only.
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
 _OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
+_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+_TOKEN_PATTERNS = (_PROMPT_TOKENS, _OUTPUT_TOKENS, _CACHED_TOKENS)
 
 
 class _Body(Struct):
@@ -81,11 +84,23 @@ class ResponseTimes:
         else:
             self.late_s = now
 
-    def usage(self) -> tuple[int | None, int | None]:
-        """Prompt and output tokens as the server reports them."""
-        ends = self.head + b"\n" + self.tail
-        prompt, output = _PROMPT_TOKENS.findall(ends), _OUTPUT_TOKENS.findall(ends)
-        return (int(prompt[-1]) if prompt else None), (int(output[-1]) if output else None)
+    def usage(self) -> tuple[int | None, int | None, int]:
+        """Prompt and output tokens as the server reports them, and how many of the prompt's it reports as cached.
+
+        Those that Anthropic's API reports as read from the cache are not among its prompt tokens.
+        """
+        ends = self.tail if self.size <= _END_BYTES else self.head + b"\n" + self.tail
+        # Most of a response has no such key, and the search for a text is much faster than that for a pattern.
+        first = ends.find(b'_tokens"')
+        if first < 0:
+            return None, None, 0
+        begin = max(0, first - _LONGEST_KEY)
+        prompt, output, cached = (pattern.findall(ends, begin) for pattern in _TOKEN_PATTERNS)
+        return (
+            int(prompt[-1]) if prompt else None,
+            int(output[-1]) if output else None,
+            min(int(cached[-1]), int(prompt[-1])) if prompt and cached else 0,
+        )
 
 
 class CallDescriber:
@@ -125,18 +140,15 @@ class CallDescriber:
         body_bytes: int,
     ) -> LedgerEntry:
         """The row of an ended call. `is_aborted`: the client disconnected before the end."""
-        prompt, output = times.usage()
+        prompt, output, cached = times.usage()
         is_estimated = prompt is None or output is None
         if prompt is None:
             prompt = body_bytes // BYTES_PER_TOKEN
         if output is None:
             output = max(0, times.tokens - 1) if times.is_stream else times.size // BYTES_PER_TOKEN
         key = headers.get(b"authorization") or headers.get(b"x-api-key")
-        session = (
-            headers.get(b"x-inferry-run-id")
-            or (fields.prompt_cache_key or fields.user or "").encode()
-            or job_id.encode()
-        )
+        named = fields.prompt_cache_key or fields.user or job_id
+        session = headers.get(b"x-inferry-run-id") or named.encode()
         prefix, prompt_bytes = self._prefix(fields)
         late_s = None if times.first_at is None else times.late_s - arrived_at
         is_done = status < 400 and not is_aborted
@@ -160,20 +172,21 @@ class CallDescriber:
             ended_at=wall,
             prompt_tokens=prompt,
             output_tokens=output,
+            cached_tokens=cached,
             first_token_ms=None if times.first_at is None else (times.first_at - arrived_at) * 1000,
             total_ms=(ended_at - arrived_at) * 1000,
             worker=UPSTREAM,
             error_code=None if status < 400 else f"http_{status}",
             template_id=prefix[0] if prefix else None,
-            attained=self._attained(lane, late_s, prompt) if is_done else None,
+            attained=self._attained(lane, late_s, prompt - cached) if is_done else None,
             decision=msgspec.json.encode(Observed(observed)).decode(),
         )
 
-    def _attained(self, lane: Lane, late_s: float | None, prompt_tokens: int) -> bool | None:
+    def _attained(self, lane: Lane, late_s: float | None, uncached_tokens: int) -> bool | None:
         policy = self._lanes[lane]
         if late_s is None or policy.ttft_ms is None:
             return None
-        return late_s * 1000 <= policy.ttft_ms + policy.ttft_ms_per_1k_tokens * prompt_tokens / 1000
+        return late_s * 1000 <= policy.ttft_ms + policy.ttft_ms_per_1k_tokens * uncached_tokens / 1000
 
     def _prefix(self, fields: _Body) -> tuple[tuple[str, ...], int]:
         """Chained hashes of the beginning of the prompt, and the bytes of the whole prompt."""

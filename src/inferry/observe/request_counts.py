@@ -1,11 +1,12 @@
 """HTTP requests by endpoint and class of status."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from inferry.observe.counters import FastCounter
 
 STATUS_CLASSES = ("2xx", "4xx", "5xx")
-CLIENT_CLOSED = 499
+CLIENT_CLOSED: Final = 499
 """Status of a request whose client disconnected before the end of the response."""
 
 

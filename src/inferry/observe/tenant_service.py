@@ -5,9 +5,10 @@ No metric has a tenant as its label: `/metrics` needs no key, and the number of 
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
-SLICE_S = 60.0
-SLICES = 5
+SLICE_S: Final = 60.0
+SLICES: Final = 5
 MAX_TENANTS = 10_000
 """Tenants counted in one slice. Further ones are not counted: callers without keys choose their names."""
 

@@ -8,9 +8,9 @@ MIN_WINDOW = 8
 
 
 def batch_sizes(items: int, queued: int, workers: int) -> list[int]:
-    """Inputs of each call of an embed stage.
+    """Inputs of each call of an embed stage. `queued` are jobs that wait for a worker of its model.
 
-    While calls are queued, one call has all inputs: every call costs the gateway the same whatever its size, and the
+    While there are any, one call has all inputs: every call costs the gateway the same whatever its size, and the
     workers are busy anyway. While none is, each worker gets its part at once.
     """
     calls = max(1, min(items, workers if queued == 0 else 1), -(-items // MAX_INPUTS))

@@ -1,8 +1,8 @@
 """Cascades: a small model answers, and a large one where the small one is unsure.
 
 The small model's answer is whole before it is tested, so a streaming client gets it in one piece. The large model's
-answer is streamed through. A sample of calls is answered by both, and the answers are compared; for an accepted answer
-that happens after the client has it, in a task of its own.
+answer is streamed through. A sample of calls is answered by both, and the answers are compared. For an accepted answer,
+and for a stream, that happens in a task of its own, for which the large model is asked again.
 """
 
 import asyncio
@@ -63,6 +63,10 @@ class Cascade:
         self._shadows: set[asyncio.Task[None]] = set()
         self._has_warned = False
 
+    @property
+    def typical_model(self) -> str:
+        return self._settings.large
+
     async def serve(self, call: ComposedCall) -> None:
         if not call.generates:
             raise UnsupportedFeature(f"the cascade `{call.name}` answers one chat or completions request at a time")
@@ -84,17 +88,18 @@ class Cascade:
             accepted = await self._verifier.score(call, "verifier", body) >= 0.5
             verdict = verdict if accepted else Verdict(False, "verifier", verdict.score)
         if not verdict.accepted:
-            if is_sampled and not call.streams:
-                await self._escalate_compared(call, verdict, body)
-            else:
+            if not is_sampled:
                 self._escalate(call, verdict)
+            elif call.streams:
+                call.forward("large", settings.large, self._path(verdict))
+                self._compare_later(call, verdict, body, "compared")
+            else:
+                await self._escalate_compared(call, verdict, body)
             return
         shown = body if asks_for(call.fields, "logprobs") else without_logprobs(body)
         call.answer(small, shown, [settings.small])
         if is_sampled:
-            task = asyncio.get_running_loop().create_task(self._compare(call, verdict, body))
-            self._shadows.add(task)
-            task.add_done_callback(self._shadows.discard)
+            self._compare_later(call, verdict, body, "shadow")
         else:
             self._record(call, verdict)
 
@@ -115,11 +120,16 @@ class Cascade:
         call.answer(large, body, self._path(verdict))
         self._record(call, verdict, agree(small, body))
 
-    async def _compare(self, call: ComposedCall, verdict: Verdict, small: Mapping[str, Any]) -> None:
+    def _compare_later(self, call: ComposedCall, verdict: Verdict, small: Mapping[str, Any], stage: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._compare(call, verdict, small, stage))
+        self._shadows.add(task)
+        task.add_done_callback(self._shadows.discard)
+
+    async def _compare(self, call: ComposedCall, verdict: Verdict, small: Mapping[str, Any], stage: str) -> None:
         agreed: bool | None = None
         try:
             fields = step_fields(call.fields, self._settings.large)
-            answer = await call.step("shadow", call.step_path, fields, lane="P2", is_shadow=True)
+            answer = await call.step(stage, call.step_path, fields, lane="P2", is_shadow=True)
             agreed = agree(small, answer.decode())
         except GatewayError as error:
             log.info("a compared call of cascade %s got no answer (%s)", call.name, error.code)

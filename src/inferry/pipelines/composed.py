@@ -131,5 +131,9 @@ class ComposedModel(Protocol):
 
     kind: str
 
+    @property
+    def typical_model(self) -> str | None:
+        """The model by whose tokens a prompt's size is estimated; None where no model gets the prompt as it is."""
+
     async def serve(self, call: ComposedCall) -> None:
         """Answer the call, or raise the GatewayError that refuses it. Cancelled when the client disconnects."""

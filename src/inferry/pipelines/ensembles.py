@@ -23,6 +23,10 @@ class Ensemble:
         self._settings = settings
         self._verifier = None if settings.verifier is None else Verifier(settings.verifier)
 
+    @property
+    def typical_model(self) -> str:
+        return self._settings.models[0]
+
     async def serve(self, call: ComposedCall) -> None:
         if not call.generates or bytes(call.fields.get("n", b"1")) not in (b"1", b"null"):
             raise UnsupportedFeature(f"the ensemble `{call.name}` answers one request with one choice", param="n")

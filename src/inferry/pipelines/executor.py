@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from inferry.domain.errors import DeadlineExceeded, FunctionFailed, GatewayError, InvalidRequest
@@ -22,6 +23,7 @@ from inferry.pipelines.deadlines import StageDurations, stage_deadline, times_af
 from inferry.pipelines.declaration import EmbedStage, FunctionStage, GenerateStage, JoinStage, MapStage, RankStage
 from inferry.pipelines.failures import at_stage, first_error
 from inferry.pipelines.graph import INPUT, CheckedPipeline, Graph, Node
+from inferry.pipelines.joint_embeds import JointEmbeds
 from inferry.pipelines.ports import Calls
 from inferry.pipelines.resources import Resources
 from inferry.pipelines.similarity import VectorIndex
@@ -63,6 +65,7 @@ class PipelineRun:
         self._calls = calls
         self._deadline = deadline
         self._answer_fields = answer_fields
+        self._joint_embeds = JointEmbeds()
         self.results: dict[str, Any] = {}
         self.usage = Usage()
 
@@ -73,10 +76,7 @@ class PipelineRun:
     async def _run_graph(self, graph: Graph, scope: Scope, deadline: float | None, prefix: str, suffix: str) -> Any:
         """`prefix` is that of names of stages, `suffix` the element of each map, as `-3`."""
         values = dict(scope)
-        needs = {node.name: node.needs for node in graph.nodes}
-        predicted = self._durations.predict([prefix + name for name in needs])
-        durations = {name: predicted[prefix + name] for name in needs}
-        after = times_after(needs, durations)
+        parts = None if deadline is None else _Parts(graph, self._durations, prefix, deadline)
         tasks: dict[str, asyncio.Task[None]] = {}
 
         async def stage(node: Node) -> None:
@@ -85,9 +85,7 @@ class PipelineRun:
             for name in [other for other in tasks if other != node.name] if answers else node.needs:
                 await tasks[name]
             started = self._calls.now()
-            part = None
-            if deadline is not None:
-                part = stage_deadline(started, deadline, durations[node.name], after[node.name])
+            part = None if parts is None else parts.deadline_of(node.name, started)
             step = _Step(prefix + node.name, suffix, part, answers)
             values[node.name] = await self._run_stage(node, values, step)
             if not answers:
@@ -129,10 +127,19 @@ class PipelineRun:
         return await self._embed_all(stage, read_value(found, TEXT.listed(), "input"), step)
 
     async def _embed_all(self, stage: EmbedStage, texts: list[str], step: "_Step") -> "list[array[float]]":
-        """The vectors of all texts, of as many calls as the queue suggests."""
+        """The vectors of all texts. Stages of the run that start together make one call, with the first one's name."""
         if not texts:
             return []
-        sizes = batch_sizes(len(texts), self._calls.queued(), self._calls.workers(stage.model))
+
+        async def embed(texts: list[str], deadline: float | None) -> "list[array[float]]":
+            return await self._embed_parts(stage, texts, _Step(step.path, step.suffix, deadline, False))
+
+        key = msgspec.json.encode([stage.model, stage.options])
+        return await self._joint_embeds.embed(key, texts, step.deadline, embed)
+
+    async def _embed_parts(self, stage: EmbedStage, texts: list[str], step: "_Step") -> "list[array[float]]":
+        """The vectors of all texts, of as many calls as the queue suggests."""
+        sizes = batch_sizes(len(texts), self._calls.queued_for(stage.model), self._calls.workers(stage.model))
         ends = list(accumulate(sizes))
         parts = [texts[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         if len(parts) == 1:
@@ -278,6 +285,20 @@ class _Step(Struct, frozen=True):
 
     def part(self, index: int) -> "_Step":
         return _Step(self.path, f"{self.suffix}.part{index}", self.deadline, False)
+
+
+class _Parts:
+    """The deadline of a graph, divided between its stages by the durations known when it starts."""
+
+    def __init__(self, graph: Graph, known: StageDurations, prefix: str, deadline: float) -> None:
+        needs = {node.name: node.needs for node in graph.nodes}
+        predicted = known.predict([prefix + name for name in needs])
+        self._durations = {name: predicted[prefix + name] for name in needs}
+        self._after = times_after(needs, self._durations)
+        self._deadline = deadline
+
+    def deadline_of(self, stage: str, now: float) -> float:
+        return stage_deadline(now, self._deadline, self._durations[stage], self._after[stage])
 
 
 def _join(stage: JoinStage, found: Mapping[str, Any]) -> Any:

@@ -61,6 +61,15 @@ def answers_chat(graph: Graph) -> bool:
     return generates and not any(graph.output in node.needs for node in graph.nodes)
 
 
+def models_of(graph: Graph) -> Iterator[str]:
+    """The models that the stages call, in order."""
+    for node in graph.nodes:
+        if isinstance(node.stage, EmbedStage | GenerateStage | RankStage) and node.stage.model is not None:
+            yield node.stage.model
+        if node.body is not None:
+            yield from models_of(node.body)
+
+
 def check_pipeline(name: str, declared: Pipeline) -> CheckedPipeline:
     """Raises PipelineError."""
     problems: list[str] = []

@@ -1,7 +1,7 @@
 """A pipeline as clients call it: by its own endpoint, or as a model in chat completions."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,11 +13,12 @@ from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.workers import Phase
 from inferry.pipelines.batch_sizes import MapLoad
 from inferry.pipelines.composed import CHAT, ComposedCall, Fields
-from inferry.pipelines.declaration import EmbedStage, GenerateStage, RankStage
 from inferry.pipelines.executor import PipelineRun, ServedPipeline
-from inferry.pipelines.graph import Graph, answers_chat
+from inferry.pipelines.graph import answers_chat, models_of
 from inferry.pipelines.value_types import read_value
 
+MAX_NAME_CHARS = 64
+"""Longest name of an unknown input that an error repeats."""
 _OWN_FIELDS = frozenset({"model", "messages"})
 
 
@@ -46,6 +47,7 @@ class PipelineModel:
     """One pipeline. `lanes` are those in use; `loads` are shared by all pipelines."""
 
     kind = "pipeline"
+    typical_model = None
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class PipelineModel:
         self._gateway = gateway
         self._lanes = lanes
         self._loads = loads
-        self._path = list(dict.fromkeys(_models(pipeline.checked.graph)))
+        self._path = list(dict.fromkeys(models_of(pipeline.checked.graph)))
 
     @property
     def is_chat_model(self) -> bool:
@@ -111,7 +113,9 @@ class PipelineModel:
         for name in given:
             if name not in checked.inputs:
                 known = ", ".join(checked.inputs) or "none"
-                raise InvalidRequest(f"the pipeline has no such input; its inputs are: {known}", param="input")
+                # Other text may be part of a prompt.
+                wrong = f"input `{name}`" if name.isidentifier() and len(name) <= MAX_NAME_CHARS else "such input"
+                raise InvalidRequest(f"the pipeline has no {wrong}; its inputs are: {known}", param="input")
         found = {}
         for name, type in checked.inputs.items():
             value = given.get(name, checked.declared.inputs[name].default)
@@ -149,6 +153,9 @@ class _RunCalls:
     def queued(self) -> int:
         return self._gateway.queue_depths().get(self._lane, 0)
 
+    def queued_for(self, model: str) -> int:
+        return self._gateway.queue_depth_of(self._lane, model)
+
     def queue_limit(self) -> int:
         policy = self._lanes[self._lane]
         return int(policy.queue_limit * policy.high_watermark)
@@ -158,14 +165,6 @@ class _RunCalls:
 
     def workers(self, model: str) -> int:
         return sum(model in view.models for view in self._gateway.views() if view.phase is Phase.READY)
-
-
-def _models(graph: Graph) -> Iterator[str]:
-    for node in graph.nodes:
-        if isinstance(node.stage, EmbedStage | GenerateStage | RankStage) and node.stage.model is not None:
-            yield node.stage.model
-        if node.body is not None:
-            yield from _models(node.body)
 
 
 def _last_user_text(raw: Raw) -> str:

@@ -21,6 +21,10 @@ class Calls(Protocol):
         """Jobs queued in the lane of the run."""
         ...
 
+    def queued_for(self, model: str) -> int:
+        """Those that wait for a worker of the model."""
+        ...
+
     def queue_limit(self) -> int:
         """Jobs up to which the lane of the run takes new ones."""
         ...

@@ -21,16 +21,24 @@ class Route:
         self._settings = settings
         self._reads_system = any(rule.when.system_hashes is not None for rule in settings.rules)
 
+    @property
+    def typical_model(self) -> str:
+        return self._settings.default
+
     async def serve(self, call: ComposedCall) -> None:
         settings = self._settings
         facts = read_facts(call.fields, call.headers, call.tenant, call.lane, with_system_hash=self._reads_system)
         model = choose(settings.rules, facts)
+        reason = "rule"
         path: list[str] = []
         if model is None and settings.classify is not None:
             path.append(settings.classify.model)
-            model = await self._classify(call, settings.classify)
-        model = model or settings.default
-        call.forward("routed", model, [*path, model])
+            model, reason = await self._classify(call, settings.classify), "label"
+        if model is None:
+            model, reason = settings.default, "default"
+        path.append(model)
+        call.record(self.kind, path, accepted=True, reason=reason)
+        call.forward("routed", model, path)
 
     async def _classify(self, call: ComposedCall, classify: ClassifierConfig) -> str | None:
         """The model of the label; None after the time limit, an error, or an unknown label."""

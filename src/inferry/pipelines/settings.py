@@ -80,9 +80,8 @@ class CascadeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accept: AcceptConfig
     """When the small model's answer is used."""
     shadow: float = 0.02
-    """Fraction of calls whose answers of both models are compared. For an accepted answer the large model is asked too,
-    in lane P2, after the client has its answer; that call is charged. Streamed calls that went to the large model are
-    not compared."""
+    """Fraction of calls whose answers of both models are compared. For an accepted answer, and for a stream of the
+    large model, that one is asked once more, in lane P2 and without delay for the client; that call is charged."""
 
 
 class EnsembleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,15 +19,14 @@ class VectorIndex:
 
     def __init__(self, vectors: "Sequence[array[float]]") -> None:
         self.dimensions = len(vectors[0]) if vectors else 0
-        if any(len(vector) != self.dimensions for vector in vectors):
+        if len(set(map(len, vectors))) > 1:
             raise InvalidRequest("the vectors differ in length")
         self._rows: Any = []
         if numpy is None:
             self._rows = [_normalised(vector) for vector in vectors]
         elif vectors:
             rows = numpy.frombuffer(b"".join(vectors), dtype=numpy.float32).reshape(len(vectors), self.dimensions)
-            lengths = numpy.linalg.norm(rows.astype(numpy.float64), axis=1, keepdims=True)
-            self._rows = (rows / numpy.where(lengths == 0, 1, lengths)).astype(numpy.float32)
+            self._rows = _unit_rows(rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -38,13 +37,23 @@ class VectorIndex:
             return []
         if len(query) != self.dimensions:
             raise InvalidRequest(f"the query has {len(query)} dimensions, and the vectors have {self.dimensions}")
-        one = _normalised(query)
         if numpy is not None:
-            scores = self._rows @ numpy.array(one, dtype=numpy.float32)
+            scores = self._rows @ _unit_rows(numpy.frombuffer(query, dtype=numpy.float32).reshape(1, -1))[0]
             order = numpy.argsort(-scores, kind="stable")[:top]
-            return [(int(index), float(scores[index])) for index in order]
-        found = [sum(map(mul, row, one)) for row in self._rows]
+            return [(int(index), _in_range(float(scores[index]))) for index in order]
+        one = _normalised(query)
+        found = [_in_range(sum(map(mul, row, one))) for row in self._rows]
         return [(index, found[index]) for index in sorted(range(len(found)), key=lambda index: -found[index])[:top]]
+
+
+def _in_range(cosine: float) -> float:
+    """Lengths are rounded, so the product of two vectors may be just above 1."""
+    return max(min(cosine, 1.0), -1.0)
+
+
+def _unit_rows(rows: Any) -> Any:
+    lengths = numpy.sqrt(numpy.einsum("ij,ij->i", rows, rows, dtype=numpy.float64))[:, None]
+    return (rows / numpy.where(lengths == 0, 1, lengths)).astype(numpy.float32)
 
 
 def _normalised(vector: "array[float]") -> "array[float]":

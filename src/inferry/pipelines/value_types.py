@@ -101,7 +101,7 @@ _CLASSES: dict[str, type] = {"text": str, "vector": array}
 
 
 def _all_are(values: list[Any], kind: type | None) -> bool:
-    return kind is not None and all(type(value) is kind for value in values)
+    return kind is not None and set(map(type, values)) <= {kind}
 
 
 def _is_scalar(value: Any, base: str) -> bool:

@@ -11,25 +11,26 @@ relative to the job's wait: a backlog that drains at once counts as a few observ
 """
 
 from math import exp
+from typing import Final
 
 from inferry.domain.lanes import Lane
 
 _MIN_LOG_ERROR, _BIN_WIDTH, _BINS = -3.0, 0.1, 70
 _NORMAL_DECILES = (-1.64, -1.04, -0.67, -0.39, -0.13, 0.13, 0.39, 0.67, 1.04, 1.64)
 """Ten equally likely values of a standard normal distribution."""
-MEMORY_OBSERVATIONS = 150.0
+MEMORY_OBSERVATIONS: Final = 150.0
 """After this many further observations an observation has a third of its weight."""
 PRIOR_WEIGHT = 10.0
-_RESCALE_ABOVE = 1e9
+_RESCALE_ABOVE: Final = 1e9
 
-TARGET_COVERAGE = 0.9
-CORRECTION_STEP = 0.05
+TARGET_COVERAGE: Final = 0.9
+CORRECTION_STEP: Final = 0.05
 MIN_CORRECTION, MAX_CORRECTION = -1.0, 1.2
 """Bounds of the logarithm of the correction: 0.4 to 3.3 times the histogram's P90."""
-_CORRECTIONS_PER_WAIT = 120.0
-_OBSERVATIONS_PER_WAIT = 100.0
-_MIN_WEIGHT = 0.01
-_WAIT_OFFSET_S = 0.01
+_CORRECTIONS_PER_WAIT: Final = 120.0
+_OBSERVATIONS_PER_WAIT: Final = 100.0
+_MIN_WEIGHT: Final = 0.01
+_WAIT_OFFSET_S: Final = 0.01
 
 
 class ErrorHistogram:

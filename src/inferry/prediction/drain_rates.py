@@ -17,20 +17,21 @@ add to counters; every UPDATE_INTERVAL_S these are folded in and the rates of al
 """
 
 from math import exp, inf
+from typing import Final
 
 from inferry.domain.lanes import Lane
 from inferry.domain.queue_depth import QueueDepth
 
-UPDATE_INTERVAL_S = 0.25
+UPDATE_INTERVAL_S: Final = 0.25
 TIME_CONSTANTS_S = (4.0, 16.0, 64.0)
 """Seconds after which a count weighs 1/e."""
-MIN_QUEUED_S = 0.005
+MIN_QUEUED_S: Final = 0.005
 """A job that leaves sooner after its arrival was not delayed, and proves nothing about capacity."""
-MIN_NET_FRACTION = 0.05
+MIN_NET_FRACTION: Final = 0.05
 """At least this part of the sent rate is assumed to remain after arrivals above; the wait is then very long."""
 
-_LANES = len(Lane)
-_RESOURCES = range(3)
+_LANES: Final = len(Lane)
+_RESOURCES: Final = range(3)
 
 SecondsPerUnit = tuple[float, float, float]
 """For each job, prompt token and output token."""

@@ -4,6 +4,8 @@ One estimator owns the three models behind a footprint: tokens per byte, prefix 
 subscribes to `ended` and learns from every complete answer.
 """
 
+from typing import Final
+
 from inferry.domain.attempts import Attempt
 from inferry.domain.jobs import Estimate, Footprint
 from inferry.domain.streams import Done, FinishReason
@@ -12,7 +14,9 @@ from inferry.prediction.prefix_hits import NO_MATCH, PrefixHitModel
 from inferry.prediction.token_ratio import TokenRatios
 from inferry.prediction.values import Accuracy, LengthQuery
 
-_NO_CACHED_TOKENS = Estimate.exactly(0)
+MIN_PREDICTED_TOKENS: Final = 32
+"""A job with a smaller budget is assumed to write all of it."""
+_NO_CACHED_TOKENS: Final = Estimate.exactly(0)
 
 
 class Estimator:
@@ -53,14 +57,14 @@ class Estimator:
         prompt: Estimate,
         budget: int,
         *,
-        is_output_fixed: bool,
+        ignore_eos: bool,
         template: str | None,
         hint: int | None,
     ) -> tuple[Footprint, tuple[str, ...]]:
-        """The whole estimate of a call, with its prefix. A call whose output is fixed writes its budget."""
+        """The whole estimate of a call, with its prefix. A call that ignores the end of sequence writes its budget."""
         output = (
             Estimate.exactly(budget)
-            if is_output_fixed
+            if ignore_eos or budget <= MIN_PREDICTED_TOKENS
             else self.output(tenant, model, prompt.expected, budget, template, hint)
         )
         cached, prefix = self.cached(tenant, model, body, prompt)
@@ -74,7 +78,8 @@ class Estimator:
         job, usage = attempt.job, end.usage
         footprint = job.footprint if job.prefill is None else job.prefill.footprint
         predicted, prompt, model = footprint.output, footprint.prompt, job.route.model
-        self._prefixes.learn(model, footprint.cached.high, usage.cached_tokens)
+        if attempt.finds_prefix:
+            self._prefixes.learn(model, footprint.cached.high, usage.cached_tokens)
         # Only a fixed output was not predicted. A prediction that is down to one value continues to learn.
         if not (predicted.is_exact and predicted.expected >= job.token_budget):
             query = LengthQuery(job.tenant, model, prompt.expected, job.token_budget, job.template_id, job.output_hint)

@@ -7,19 +7,20 @@ lower bounds, and its five markers adapt slowly when a template changes.
 
 from array import array
 from math import exp, log, log2
+from typing import Final
 
 from inferry.prediction.values import Spread
 
-EXACT_TOKENS = 8
+EXACT_TOKENS: Final = 8
 """Lengths up to this have one bucket each: short outputs, such as labels, often have exactly one length."""
-PER_OCTAVE = 4
-MAX_TOKENS = 2**20
-BUCKET_COUNT = EXACT_TOKENS + PER_OCTAVE * 17
-MEMORY_OBSERVATIONS = 200
+PER_OCTAVE: Final = 4
+MAX_TOKENS: Final = 2**20
+BUCKET_COUNT: Final = EXACT_TOKENS + PER_OCTAVE * 17
+MEMORY_OBSERVATIONS: Final = 200
 """An observation has half its weight after 0.7 times this many further observations."""
 
 _WEIGHT_GROWTH = 1 / (1 - 1 / MEMORY_OBSERVATIONS)
-_RESCALE_ABOVE = 1e100
+_RESCALE_ABOVE: Final = 1e100
 _LOG2_EXACT = log2(EXACT_TOKENS)
 
 
@@ -39,9 +40,9 @@ def _bounds(bucket: int) -> tuple[float, float]:
     )
 
 
-_LOWER = [_bounds(bucket)[0] for bucket in range(BUCKET_COUNT)]
-_UPPER = [_bounds(bucket)[1] for bucket in range(BUCKET_COUNT)]
-_MIDDLE = [(low * high) ** 0.5 for low, high in zip(_LOWER, _UPPER, strict=True)]
+_LOWER: Final = [_bounds(bucket)[0] for bucket in range(BUCKET_COUNT)]
+_UPPER: Final = [_bounds(bucket)[1] for bucket in range(BUCKET_COUNT)]
+_MIDDLE: Final = [(low * high) ** 0.5 for low, high in zip(_LOWER, _UPPER, strict=True)]
 
 
 class LengthSketch:

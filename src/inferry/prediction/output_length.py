@@ -17,7 +17,7 @@ templates evicts only its own.
 
 from collections import OrderedDict
 from math import log
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from inferry.domain.jobs import Estimate, InferenceJob
 from inferry.prediction.length_sketch import LengthSketch, bucket_of, tokens_of
@@ -27,17 +27,17 @@ MAX_TENANTS = 512
 MAX_TEMPLATES_PER_TENANT = 64
 """With both limits reached, the sketches take about 25 MB."""
 MAX_MODELS = 256
-SHRINKAGE_COUNT = 4.0
+SHRINKAGE_COUNT: Final = 4.0
 """After this many outputs a level of history has the same weight as the levels below it."""
-SHORT_OUTPUT_TOKENS = 256
+SHORT_OUTPUT_TOKENS: Final = 256
 
 _Key = TypeVar("_Key")
-_Z90 = 1.2816
-_HINT_RATE = 0.05
-_HINT_PRIOR_STD = 1.0
+_Z90: Final = 1.2816
+_HINT_RATE: Final = 0.05
+_HINT_PRIOR_STD: Final = 1.0
 """Standard deviation of log(output / hint) assumed for a tenant without history."""
-_ERROR_RATE = 1 / 500
-_PRIOR_HALF_WIDTH = 2.08
+_ERROR_RATE: Final = 1 / 500
+_PRIOR_HALF_WIDTH: Final = 2.08
 """Distance of the prior's percentiles from its mean, as a logarithm: a factor of eight."""
 
 
@@ -121,11 +121,6 @@ class OutputLengthModel:
     def accuracy(self) -> Accuracy:
         return Accuracy(self._jobs, self._abs_log_error, self._coverage)
 
-    def hint_error(self, tenant: str) -> float | None:
-        """Standard deviation of the logarithms of the tenant's hint errors; None without hints."""
-        found = self._tenants.get(tenant)
-        return found.hints.variance**0.5 if found is not None and found.hints.count else None
-
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def observe(self, query: LengthQuery, predicted: Estimate, output_tokens: int, *, truncated: bool) -> None:
@@ -183,16 +178,6 @@ def prior(prompt_tokens: int) -> Spread:
     clamped_tokens = min(65_536, max(16, prompt_tokens))
     mean = log(256) + 0.25 * log(clamped_tokens / 1024)
     return Spread(mean - _PRIOR_HALF_WIDTH, mean, mean + _PRIOR_HALF_WIDTH)
-
-
-def expected_remaining(output: Estimate, produced: int, token_budget: int) -> int:
-    """Output tokens that a running job is still expected to generate, between 1 and the rest of its budget.
-
-    A job beyond its expected length is more likely long than about to end. It is expected to generate half of what it
-    has generated so far, as for a tail that falls with the third power.
-    """
-    left = max(output.expected - produced, produced // 2 if produced >= output.expected else 0, 1)
-    return max(1, min(left, token_budget - produced))
 
 
 def _shrink_towards(sketch: LengthSketch, prior_spread: Spread) -> Spread:

@@ -9,28 +9,29 @@ engine are compared with the totals of known prefixes.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from inferry.prediction.values import PrefixMatch
 
-SLICE_BYTES = 1024
-LONG_SLICE_BYTES = 16_384
-SHORT_SLICES_BYTES = 32_768
+SLICE_BYTES: Final = 1024
+LONG_SLICE_BYTES: Final = 16_384
+SHORT_SLICES_BYTES: Final = 32_768
 """Slices are short up to this offset and long after it. Of a long slice only the last `SLICE_BYTES` are hashed, to
 bound the cost of long prompts: prompts with such a long common prefix seldom diverge inside a slice."""
-SEARCH_BYTES = 4096
-MAX_HASHES = 131_072
+SEARCH_BYTES: Final = 4096
+MAX_HASHES: Final = 131_072
 MAX_TAIL_BYTES = 32 * 1024 * 1024
 MAX_MODELS = 1000
-INITIAL_HIT_RATIO = 0.9
-LEARNING_RATE = 0.05
-TOTALS_DECAY = 0.97
+INITIAL_HIT_RATIO: Final = 0.9
+LEARNING_RATE: Final = 0.05
+TOTALS_DECAY: Final = 0.97
 """Factor for older totals at every new one. With two readings per second the memory is about 15 seconds."""
-MIN_KNOWN_TOKENS = 2000
+MIN_KNOWN_TOKENS: Final = 2000
 """Totals below this many known tokens are ignored."""
 _PROMPT_FIELDS = (b'"messages"', b'"prompt"')
 
 
-NO_MATCH = PrefixMatch()
+NO_MATCH: Final = PrefixMatch()
 """A prompt too short to be matched or stored."""
 
 
@@ -77,7 +78,7 @@ class PrefixHitModel:
             if tail is not None:
                 known_bytes += _common_prefix_bytes(tail, body, start + known_bytes)
         self._store_tail(chain[-1], body[start + _slice_bytes(len(chain)) :])
-        return PrefixMatch(known_bytes / size, _sparse_chain(chain))
+        return PrefixMatch(known_bytes / size, sparse_chain(chain))
 
     def _store_tail(self, key: int, tail: bytes) -> None:
         tails = self._tails
@@ -157,7 +158,7 @@ def _slice_bytes(slices: int) -> int:
     return min(slices, short) * SLICE_BYTES + max(0, slices - short) * LONG_SLICE_BYTES
 
 
-def _sparse_chain(chain: Sequence[int]) -> tuple[str, ...]:
+def sparse_chain(chain: Sequence[int]) -> tuple[str, ...]:
     """The hashes at depths 1, 2, 4, 8, … and the last: enough to find the worker with the longest prefix."""
     sparse = []
     depth = 1

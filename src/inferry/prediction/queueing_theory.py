@@ -38,15 +38,6 @@ def mmc_wait(rate: float, service_s: float, workers: int = 1) -> float:
     return inf if spare <= 0 else erlang_c(workers, rate * service_s) * service_s / spare
 
 
-def mg1_wait(rate: float, service_s: float, service_cv: float = 1.0) -> float:
-    """Pollaczek and Khinchine's mean wait in M/G/1: u / (1 - u) · service · (1 + cv²) / 2.
-
-    Exact for Poisson arrivals and any service time of that mean and coefficient of variation.
-    """
-    load = rate * service_s
-    return inf if load >= 1 else load / (1 - load) * service_s * (1 + service_cv**2) / 2
-
-
 def ggc_wait(
     rate: float, service_s: float, workers: int = 1, arrival_cv: float = 1.0, service_cv: float = 1.0
 ) -> float:

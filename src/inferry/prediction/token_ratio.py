@@ -1,13 +1,15 @@
 """Prompt tokens of models without a known tokenizer: bytes times a ratio learned from reported usage."""
 
+from typing import Final
+
 from inferry.domain.jobs import Estimate
 
-DEFAULT_TOKENS_PER_BYTE = 0.25
+DEFAULT_TOKENS_PER_BYTE: Final = 0.25
 """Tokens per byte before the first report: English text in common vocabularies."""
-TEMPLATE_TOKENS = 64
+TEMPLATE_TOKENS: Final = 64
 """Tokens that a chat template may add to the client's text."""
-LEARNING_RATE = 0.05
-MAX_KEYS = 10_000
+LEARNING_RATE: Final = 0.05
+MAX_KEYS: Final = 10_000
 """Clients choose the names of templates, so their number is bounded."""
 
 

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import deque
 from heapq import heappop, heappush
 from math import inf, log
+from typing import Final
 
 from inferry.domain.errors import DeadlineInfeasible
 from inferry.domain.jobs import InferenceJob
@@ -29,24 +30,24 @@ from inferry.prediction.drain_rates import UNKNOWN_RATES, DrainRates, SecondsPer
 from inferry.prediction.values import Coverage
 from inferry.prediction.wait_prediction import QuantileFactors, WaitPrediction
 
-FLOOR_S = 0.05
+FLOOR_S: Final = 0.05
 """Differences below this (seconds) are ignored."""
-MIN_RETRY_S = 1.0
-MAX_RETRY_S = 120.0
-MAX_WAIT_S = 3600.0
+MIN_RETRY_S: Final = 1.0
+MAX_RETRY_S: Final = 120.0
+MAX_WAIT_S: Final = 3600.0
 
-NOTHING_AHEAD = QueuedAhead()
+NOTHING_AHEAD: Final = QueuedAhead()
 _HORIZONS_S = (0.1, 0.4, 1.6, 6.4, 25.6)
 _PRIORS = ((0.0, 1.0), (0.0, 0.8), (0.05, 0.5), (0.05, 0.4), (0.05, 0.3), (0.05, 0.3))
 """Prior mean and spread of log(actual / predicted): long waits average over more jobs."""
 _NEAR_S, _FAR_S = 2.0, 8.0
 """Waits below the first use the shortest time constant, beyond the second the longest."""
-_LOG_OFFSET_S = 0.01
+_LOG_OFFSET_S: Final = 0.01
 """Errors are logarithmic, and linear for waits below this."""
-_CENSORED_LOG_ERROR = 0.35
+_CENSORED_LOG_ERROR: Final = 0.35
 """A wait beyond its P90 that has not ended counts as longer than the P90 by this log error."""
-_ERROR_RATE = 0.03
-_MIN_NET_DRAIN = 0.25
+_ERROR_RATE: Final = 0.03
+_MIN_NET_DRAIN: Final = 0.25
 
 
 class WaitModel:

@@ -5,8 +5,8 @@ run keeps its first parent; a later, different one is ignored, because clients n
 their own. A parent that would form a cycle, or a tree deeper than `MAX_DEPTH`, is refused.
 
 A tombstone cancels a run with all its sub-runs, later ones included. Idle runs are forgotten, the oldest first, and
-never a run with a job in flight; the ledger keeps them. A call that names no run is a run of its own, forgotten at its
-end.
+never a run with a job in flight; the ledger keeps them. The parent of a forgotten run stays known for a day after its
+last call (`ParentLinks`), like its account. A call that names no run is a run of its own, forgotten at its end.
 
 Pure: time is an argument, in seconds on the gateway's clock, and never goes back.
 """
@@ -14,23 +14,36 @@ Pure: time is an argument, in seconds on the gateway's clock, and never goes bac
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Final
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import InvalidRequest, RunCancelled, RunNotFound
+from inferry.domain.errors import InvalidRequest
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Usage
-from inferry.runs.run import Run, RunKey, Totals, height, self_and_ancestors, subtree, union_length
+from inferry.runs.parent_links import ParentLinks
+from inferry.runs.refusals import cancelled_error, not_found_error, refuse_if_cancelled
+from inferry.runs.run import (
+    Run,
+    RunKey,
+    Totals,
+    height,
+    join_tree,
+    remove_in_flight,
+    self_and_ancestors,
+    subtree,
+    union_length,
+)
 from inferry.runs.snapshot import RunSnapshot, RunStatus, snapshot_of
 
-MAX_DEPTH = 32
+MAX_DEPTH: Final = 32
 """Runs from a leaf to its root, both counted."""
-MAX_DISTINCT_STEPS = 4096
+MAX_DISTINCT_STEPS: Final = 4096
 """Distinct steps counted for one run; beyond, every call counts as a step."""
-MAX_EVICTION_SKIPS = 8
+MAX_EVICTION_SKIPS: Final = 8
 """Runs in flight that one call may skip in search of a run to evict."""
-MAX_LISTED_RUNS = 500
+MAX_LISTED_RUNS: Final = 500
 """Runs that a listing of all tenants looks at."""
-PARENT_HEADER = "x-inferry-parent-run-id"
+PARENT_HEADER: Final = "x-inferry-parent-run-id"
 
 __all__ = ["MAX_DEPTH", "PARENT_HEADER", "Run", "RunRegistry", "RunSnapshot", "RunStatus", "Totals", "union_length"]
 
@@ -45,6 +58,8 @@ class RunRegistry:
         max_runs: int = 100_000,
         tombstone_s: float = 86_400.0,
         max_tombstones: int = 100_000,
+        link_s: float = 86_400.0,
+        max_links: int = 100_000,
         on_evicted: Callable[[str, str], None] | None = None,
     ) -> None:
         self._idle_timeout_s = idle_timeout_s
@@ -56,6 +71,8 @@ class RunRegistry:
         self._runs: OrderedDict[RunKey, Run] = OrderedDict()
         self._anonymous: dict[RunKey, Run] = {}
         self._tombstones: OrderedDict[RunKey, float] = OrderedDict()
+        # Of runs that are not in `_runs`: the lineage of those is complete.
+        self._links = ParentLinks(max_links, link_s)
 
     def __len__(self) -> int:
         """Known runs with a name."""
@@ -76,7 +93,7 @@ class RunRegistry:
         if run is None or (job.parent_run is not None and (run.parent is None or run.parent.run_id != job.parent_run)):
             run = self._attach(job, run, now)
         elif self._tombstones:
-            _refuse_if_cancelled(run)
+            refuse_if_cancelled(run)
         if not run.in_flight:
             run.own_active_since = now
         run.in_flight[job.job_id] = job
@@ -113,7 +130,7 @@ class RunRegistry:
             run.steps.add(hash(job.step_id))
         else:
             run.extra_steps += 1
-        self._remove_in_flight(run, attempt.sent_at, now)
+        remove_in_flight(run, attempt.sent_at, now)
         if run.is_anonymous:
             self._evict(run)
         if len(self._runs) > self._max_runs:  # all of them were in flight
@@ -123,103 +140,97 @@ class RunRegistry:
         """The job was refused after its admission: instead of `job_ended`."""
         del run.in_flight[job_id]
         run.refused += 1
-        self._remove_in_flight(run, None, now)
+        remove_in_flight(run, None, now)
         if run.is_anonymous:
             self._evict(run)
         if len(self._runs) > self._max_runs:
             self._evict_oldest(now, MAX_EVICTION_SKIPS)
 
-    def _remove_in_flight(self, run: Run, sent_at: float | None, now: float) -> None:
-        if not run.in_flight:
-            run.own_active_s += now - run.own_active_since
-        node: Run | None = run
-        while node is not None:
-            node.tree_in_flight -= 1
-            if sent_at is not None and sent_at < node.active_since:
-                sent_at = node.active_since  # the run joined this tree while the job ran
-            if node.tree_in_flight:
-                if sent_at is not None:
-                    node.add_running_span(sent_at, now)
-            else:
-                node.active_s += now - node.active_since
-                if node.spans:
-                    if sent_at is not None:
-                        node.add_running_span(sent_at, now)
-                    node.running_s += sum([end - start for start, end in node.spans], 0.0)
-                    node.spans.clear()
-                elif sent_at is not None:
-                    node.running_s += now - sent_at
-                if node.finished_at is None:
-                    node.idle_since = now
-            node.last_activity_at = now
-            node = node.parent
-
     # -- trees -------------------------------------------------------------------------------------------------------
+
+    def learn_parent(self, tenant: str, run_id: str, parent_id: str, now: float) -> Run | None:
+        """The run's parent as the ledger or another gateway has it. A run keeps its first parent, and a parent that
+        would form a cycle is ignored. Returns the run if it is known and was a root until now.
+        """
+        key = (tenant, run_id)
+        run = self._runs.get(key)
+        if self._links.parent_of(key) is not None or (run is not None and run.parent is not None):
+            return None
+        ancestor_ids = self._lineage(tenant, parent_id)
+        if run_id in ancestor_ids:
+            return None
+        if run is None:
+            self._links.add(key, parent_id, now)
+            return None
+        if len(ancestor_ids) + height(run) > MAX_DEPTH:
+            return None
+        self._set_parent(run, self._find_or_create(tenant, ancestor_ids, now), now)
+        return run
+
+    def _lineage(self, tenant: str, run_id: str) -> tuple[str, ...]:
+        """The run and its ancestors, known or not; of a lineage that is too deep, more than may be."""
+        found: list[str] = []
+        above: str | None = run_id
+        while above is not None and len(found) <= MAX_DEPTH:
+            run = self._runs.get((tenant, above))
+            if run is not None:
+                return (*found, *run.lineage)
+            found.append(above)
+            above = self._links.parent_of((tenant, above))
+        return tuple(found)
 
     def _attach(self, job: InferenceJob, run: Run | None, now: float) -> Run:
         """The run of a job whose run or parent is new, created and placed in its tree."""
-        tenant, parent_id = job.tenant, job.parent_run
+        tenant, run_id, parent_id = job.tenant, job.run_id, job.parent_run
         if run is not None and run.parent is not None:
             if self._tombstones:
-                _refuse_if_cancelled(run)
+                refuse_if_cancelled(run)
             return run  # the first parent stays
-        if parent_id == job.run_id:
+        if parent_id == run_id:
             raise InvalidRequest(f"`{PARENT_HEADER}` must not name the run itself", param=PARENT_HEADER)
-        parent = None if parent_id is None else self._runs.get((tenant, parent_id))
-        if self._tombstones:
-            if run is not None:
-                _refuse_if_cancelled(run)
-            for one in (job.run_id, parent_id):
-                if one is not None and (tenant, one) in self._tombstones:
-                    raise _cancelled(job.run_id, one)
-            if parent is not None:
-                _refuse_if_cancelled(parent, job.run_id)
-        if parent_id is not None:
-            ancestor_ids = (parent_id,) if parent is None else parent.lineage
-            if job.run_id in ancestor_ids:
-                raise InvalidRequest(
-                    f"`{PARENT_HEADER}` would make run `{job.run_id}` its own ancestor", param=PARENT_HEADER
-                )
-            if len(ancestor_ids) + (1 if run is None else height(run)) > MAX_DEPTH:
-                raise InvalidRequest(
-                    f"`{PARENT_HEADER}` would make a tree of runs deeper than {MAX_DEPTH}", param=PARENT_HEADER
-                )
-            if parent is None:
-                parent = self._create(tenant, parent_id, None, now)
         if run is None:
-            return self._create(tenant, job.run_id, parent, now, is_anonymous=job.run_id == job.job_id)
+            parent_id = self._links.parent_of((tenant, run_id)) or parent_id
+        ancestor_ids = () if parent_id is None else self._lineage(tenant, parent_id)
+        if self._tombstones:
+            for one in (run_id, *ancestor_ids):
+                if (tenant, one) in self._tombstones:
+                    raise cancelled_error(run_id, one)
+        if run_id in ancestor_ids:
+            raise InvalidRequest(f"`{PARENT_HEADER}` would make run `{run_id}` its own ancestor", param=PARENT_HEADER)
+        if len(ancestor_ids) + (1 if run is None else height(run)) > MAX_DEPTH:
+            raise InvalidRequest(
+                f"`{PARENT_HEADER}` would make a tree of runs deeper than {MAX_DEPTH}", param=PARENT_HEADER
+            )
+        parent = self._find_or_create(tenant, ancestor_ids, now) if ancestor_ids else None
+        if run is None:
+            return self._create(tenant, run_id, parent, now, is_anonymous=run_id == job.job_id)
         assert parent is not None, "a known run comes here for its parent"
         self._set_parent(run, parent, now)
+        return run
+
+    def _find_or_create(self, tenant: str, lineage: tuple[str, ...], now: float) -> Run:
+        """The first run of the lineage, in its tree."""
+        run: Run | None = None
+        for run_id in reversed(lineage):
+            run = self._runs.get((tenant, run_id)) or self._create(tenant, run_id, run, now)
+        assert run is not None, "a lineage is not empty"
         return run
 
     def _create(self, tenant: str, run_id: str, parent: Run | None, now: float, *, is_anonymous: bool = False) -> Run:
         lineage = (run_id,) if parent is None else (run_id, *parent.lineage)
         key = (tenant, run_id)
         run = Run(key, lineage, now, parent, is_anonymous)
+        run.cancelled_at = self._tombstones.get(key)
+        self._links.remove(key)
         if parent is not None:
             parent.children[run_id] = run
         (self._anonymous if is_anonymous else self._runs)[key] = run
         return run
 
     def _set_parent(self, run: Run, parent: Run, now: float) -> None:
-        """Give a parent to a run that had none, with its jobs in flight."""
-        run.parent = parent
-        parent.children[run.run_id] = run
-        for one in list(subtree(run)):
-            assert one.parent is not None
-            one.lineage = (one.run_id, *one.parent.lineage)
-        node: Run | None = parent
-        while node is not None:
-            if run.tree_in_flight:
-                if not node.tree_in_flight:
-                    node.active_since = now
-                    if node.idle_since is not None:
-                        node.tool_s += now - node.idle_since
-                        node.idle_since = None
-                node.tree_in_flight += run.tree_in_flight
-            node.last_call_at = now
+        join_tree(run, parent, now)
+        for node in self_and_ancestors(parent):
             self._runs.move_to_end(node.key)
-            node = node.parent
 
     # -- cancel and finish -------------------------------------------------------------------------------------------
 
@@ -230,7 +241,7 @@ class RunRegistry:
         """
         run = self._find(tenant, run_id)
         if run is None and not is_known and (tenant, run_id) not in self._tombstones:
-            raise _not_found(run_id)
+            raise not_found_error(run_id)
         self._add_tombstone(tenant, run_id, now)
         if run is None:
             return []
@@ -258,7 +269,7 @@ class RunRegistry:
         """
         run = self._find(tenant, run_id)
         if run is None:
-            raise _not_found(run_id)
+            raise not_found_error(run_id)
         if run.finished_at is None and run.idle_since is not None:
             run.tool_s += now - run.idle_since
         for one in subtree(run):
@@ -275,6 +286,13 @@ class RunRegistry:
 
     def has_run(self, tenant: str, run_id: str) -> bool:
         return self._find(tenant, run_id) is not None
+
+    def parent_of(self, tenant: str, run_id: str) -> str | None:
+        """The run's parent, also that of a run that is not in memory; None if it has none or it is not known."""
+        run = self._runs.get((tenant, run_id))
+        if run is None:
+            return self._links.parent_of((tenant, run_id))
+        return None if run.parent is None else run.parent.run_id
 
     def root_of(self, tenant: str, run_id: str) -> str:
         run = self._find(tenant, run_id)
@@ -318,9 +336,10 @@ class RunRegistry:
     # -- eviction ----------------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> int:
-        """Forget idle runs and old tombstones; returns the number of runs."""
+        """Forget idle runs, old tombstones and old parents; returns the number of runs."""
         before = len(self._runs)
         self._evict_oldest(now, before)
+        self._links.expire(now)
         while self._tombstones:
             key, cancelled_at = next(iter(self._tombstones.items()))
             if cancelled_at + self.tombstone_s > now:
@@ -353,14 +372,10 @@ class RunRegistry:
             if self._tombstones and self.is_cancelled(run) and key not in self._tombstones:
                 # Its parent may be forgotten next: it needs a tombstone of its own.
                 self._add_tombstone(run.tenant, run.run_id, run.last_activity_at)
+            if parent is not None:
+                self._links.add(key, parent.run_id, run.last_activity_at)
         if parent is not None:
-            del parent.children[run.run_id]
-            if parent.evicted_totals is None:
-                parent.evicted_totals = Totals()
-            parent.evicted_totals.add(run.totals)
-            if run.evicted_totals is not None:
-                parent.evicted_totals.add(run.evicted_totals)
-            parent.evicted_runs += 1 + run.evicted_runs
+            parent.forget_child(run)
         if self.on_evicted is not None:
             self.on_evicted(run.tenant, run.run_id)
 
@@ -379,21 +394,3 @@ class RunRegistry:
         run = self._runs.get(key)
         if run is not None:
             run.cancelled_at = None
-
-
-def _refuse_if_cancelled(run: Run, child_run_id: str | None = None) -> None:
-    node: Run | None = run
-    while node is not None:
-        if node.cancelled_at is not None:
-            raise _cancelled(child_run_id or run.run_id, node.run_id)
-        node = node.parent
-
-
-def _cancelled(run_id: str, cancelled_run_id: str) -> RunCancelled:
-    if run_id == cancelled_run_id:
-        return RunCancelled(f"run `{run_id}` was cancelled")
-    return RunCancelled(f"run `{cancelled_run_id}` was cancelled, and run `{run_id}` is a part of it")
-
-
-def _not_found(run_id: str) -> RunNotFound:
-    return RunNotFound(f"there is no run `{run_id}`")

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, DeadlineExceeded, QueueTimeout, RequestTimeout, RunCancelled
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, Failed, Usage
 
-MAX_SPANS = 64
+MAX_SPANS: Final = 64
 """Separate running spans kept while a run is in flight; beyond, the two oldest are merged."""
 
 
@@ -222,6 +223,16 @@ class Run:
         if len(spans) > MAX_SPANS:
             spans[0:2] = [(spans[0][0], spans[1][1])]
 
+    def forget_child(self, child: "Run") -> None:
+        """The sub-run is forgotten: this run keeps its sums."""
+        del self.children[child.run_id]
+        if self.evicted_totals is None:
+            self.evicted_totals = Totals()
+        self.evicted_totals.add(child.totals)
+        if child.evicted_totals is not None:
+            self.evicted_totals.add(child.evicted_totals)
+        self.evicted_runs += 1 + child.evicted_runs
+
 
 def union_length(spans: list[tuple[float, float]]) -> float:
     """Length of the union of the spans, in seconds."""
@@ -231,6 +242,51 @@ def union_length(spans: list[tuple[float, float]]) -> float:
             total += end - max(start, covered_until)
             covered_until = end
     return total
+
+
+def join_tree(run: Run, parent: Run, now: float) -> None:
+    """Give a parent to a run that had none, with its jobs in flight."""
+    run.parent = parent
+    parent.children[run.run_id] = run
+    for one in list(subtree(run)):
+        assert one.parent is not None
+        one.lineage = (one.run_id, *one.parent.lineage)
+    for node in self_and_ancestors(parent):
+        if run.tree_in_flight:
+            if not node.tree_in_flight:
+                node.active_since = now
+                if node.idle_since is not None:
+                    node.tool_s += now - node.idle_since
+                    node.idle_since = None
+            node.tree_in_flight += run.tree_in_flight
+        node.last_call_at = now
+
+
+def remove_in_flight(run: Run, sent_at: float | None, now: float) -> None:
+    """A job of the run has ended that was sent to a worker at `sent_at`: end the times that it kept open."""
+    if not run.in_flight:
+        run.own_active_s += now - run.own_active_since
+    node: Run | None = run
+    while node is not None:
+        node.tree_in_flight -= 1
+        if sent_at is not None and sent_at < node.active_since:
+            sent_at = node.active_since  # the run joined this tree while the job ran
+        if node.tree_in_flight:
+            if sent_at is not None:
+                node.add_running_span(sent_at, now)
+        else:
+            node.active_s += now - node.active_since
+            if node.spans:
+                if sent_at is not None:
+                    node.add_running_span(sent_at, now)
+                node.running_s += sum([end - start for start, end in node.spans], 0.0)
+                node.spans.clear()
+            elif sent_at is not None:
+                node.running_s += now - sent_at
+            if node.finished_at is None:
+                node.idle_since = now
+        node.last_activity_at = now
+        node = node.parent
 
 
 def self_and_ancestors(run: Run | None) -> Iterator[Run]:

@@ -13,6 +13,7 @@ class LaneRules:
     one goes first. `fill` is the part of a worker's capacity that the lane may use.
     `credit_per_token` is what it earns for every prompt token of a higher lane. `ttft_s` is its target for the first
     token; None in a batch lane. `groups` are the worker groups it may use, best first; None allows all of them.
+    Runs of the highest lane never pause: `may_pause` is False there.
     `prompt_buckets` are the bounds of padded passes, in prompt tokens.
     """
 
@@ -31,6 +32,7 @@ class LaneRules:
         self.fill: Final[float] = 1.0 - policy.reserve
         self.has_share: Final = policy.share > 0
         self.credit_per_token: Final[float] = policy.share / (1 - policy.share)
+        self.may_pause: Final = lane is not min(Lane)
         self.preemptible: Final = policy.preemptible
         self.may_preempt: Final = policy.may_preempt
         self.ttft_s: Final[float | None] = None if policy.ttft_ms is None else policy.ttft_ms / 1000

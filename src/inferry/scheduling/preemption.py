@@ -1,13 +1,15 @@
 """Which running jobs to stop for a head that may preempt: jobs of preemptible lanes that can resume, least loss first.
 
 Only where sequences or KV keep the head out of every worker it may use: prefill ends soon by itself. All victims run on
-one worker, and no more are stopped than the head needs. The head is nominated for that worker and counted there at
+one worker, and no more are stopped than the head needs. Of its own lane, where the lane may preempt itself, only jobs
+yield that have written far more than was predicted. The head is nominated for that worker and counted there at
 once, so that no other job takes the capacity; it goes when enough of it is really free.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from heapq import nlargest
 from itertools import islice
+from typing import Final
 
 from inferry.domain.decisions import PREEMPTION
 from inferry.domain.jobs import ResumeMode
@@ -17,6 +19,8 @@ from inferry.scheduling.queues.queued_job import MAX_PREEMPTIONS, NOMINATED, REA
 from inferry.scheduling.worker_state import WorkerState
 
 MIN_PROGRESS_TOKENS = 32
+OVERRUN_FACTOR: Final = 2
+"""A job yields to jobs of its own lane once it has written this many times the output that was predicted."""
 _MAX_EVICTIONS_PER_TICK = 64
 _MAX_WORKERS = 4
 _MAX_JOBS_PER_WORKER = 32
@@ -132,7 +136,11 @@ def _victims_on(worker: WorkerState, head: QueuedJob) -> list[QueuedJob] | None:
     """The fewest jobs, cheapest first, whose end lets the head in; none where earlier evictions are enough."""
     latest = islice(reversed(worker.preemption_candidates), _MAX_JOBS_PER_WORKER)
     fill, may_preempt = head.rules.fill, head.rules.may_preempt
-    evictable = [entry for entry in latest if entry.job.lane in may_preempt and _is_evictable(entry)]
+    evictable = [
+        entry
+        for entry in latest
+        if entry.job.lane in may_preempt and _is_evictable(entry) and (entry.lane != head.lane or _has_overrun(entry))
+    ]
     evictable.sort(key=lambda entry: (_lost_tokens(entry), -entry.number))
     sequences, kv_tokens = len(worker.evicting), worker.evicting_kv_tokens
     victims: list[QueuedJob] = []
@@ -157,7 +165,8 @@ def _fits_after(
     worker: WorkerState, head: QueuedJob, fill: float, sequences: int, kv_tokens: int, victims: list[QueuedJob]
 ) -> bool:
     """Whether the head fits once that much has left: the victims, and the jobs that are being evicted."""
-    if worker.sequences - sequences >= worker.sequence_limit * fill:
+    left = worker.sequences - sequences
+    if left >= worker.sequence_limit * fill or (left >= worker.batch_limit and not head.rules.is_live):
         return False
     if worker.kv_peaks is not None:
         return worker.fits_timed(worker.kv_peaks, head, fill, {*worker.evicting, *victims})
@@ -168,16 +177,18 @@ def _fits_after(
 def _is_evictable(entry: QueuedJob) -> bool:
     """Before its first token a job that can resume loses only prefill. After it, the job must have made progress."""
     job = entry.job
-    if job.resume is ResumeMode.NEVER or job.preemptions >= MAX_PREEMPTIONS:
+    if job.preemptions >= MAX_PREEMPTIONS:
         return False
-    return entry.prefill_tokens > 0 or (job.resume is not ResumeMode.RESTART and entry.produced >= MIN_PROGRESS_TOKENS)
+    return entry.prefill_tokens > 0 or (job.resume is ResumeMode.CONTINUE and entry.produced >= MIN_PROGRESS_TOKENS)
+
+
+def _has_overrun(entry: QueuedJob) -> bool:
+    return entry.produced > OVERRUN_FACTOR * entry.job.footprint.output.expected
 
 
 def _lost_tokens(entry: QueuedJob) -> int:
     """Tokens that have to be computed again."""
-    if entry.prefill_tokens or entry.job.resume is ResumeMode.NATIVE:
-        return 0
-    return entry.charged_tokens + entry.produced
+    return 0 if entry.prefill_tokens else entry.charged_tokens + entry.produced
 
 
 def _fitting_nominees(worker: WorkerState) -> Iterable[QueuedJob]:

@@ -13,6 +13,7 @@ from inferry.domain.lanes import ReleaseReason
 from inferry.scheduling.batching.packing import Draft, add_to_drafts
 from inferry.scheduling.batching.prefix_groups import ready_siblings
 from inferry.scheduling.capacity.prefill_bucket import TickContext
+from inferry.scheduling.hold_bound import next_released, overdue_queues
 from inferry.scheduling.placement.backfill import backfill_candidates
 from inferry.scheduling.placement.binding import bind_closed, bind_refused
 from inferry.scheduling.placement.pick import Picker
@@ -25,7 +26,6 @@ from inferry.scheduling.queues.lane_shares import LaneShares
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.queues.queued_job import PLANNED, BlockedHead, PrefixGroup, QueuedJob
 from inferry.scheduling.queues.timers import TimerHeap
-from inferry.scheduling.release import next_released, overdue_queues
 from inferry.scheduling.worker_state import WorkerState
 
 REBIND_INTERVAL_S: Final = 0.01
@@ -356,12 +356,7 @@ class Selector:
     # The job goes.
 
     def _send(
-        self,
-        entry: QueuedJob,
-        queue: RouteQueue,
-        placement: Placement,
-        in_order: bool = True,
-        add_to_plan: bool = True,
+        self, entry: QueuedJob, queue: RouteQueue, placement: Placement, in_order: bool = True, add_to_plan: bool = True
     ) -> bool:
         """Move a ready job onto its worker and into a plan; say whether a lower lane may be owed a turn."""
         worker, tokens = placement.worker, placement.prefill_tokens
@@ -395,6 +390,6 @@ class Selector:
             worker.borrowers[entry] = None
 
     def _add_to_plan(self, entry: QueuedJob, worker: WorkerState) -> None:
-        draft = add_to_drafts(entry, worker.name, worker.pads, worker.drafts)
+        draft = add_to_drafts(entry, worker.name, worker.precision, worker.pads, worker.drafts)
         if draft is not None:
             self._drafts.append(draft)

@@ -10,8 +10,8 @@ the worker's runs, and for the time in which the engine computes as many prompt 
 less. Where tool times are longer than that, an engine without cache hits serves as many calls, and no run pauses.
 Paused calls go in the order of their tenants' resident tokens, the fewest first.
 
-Calls of P0 never pause, nor do calls without a run, later attempts, sub-runs of a resident run, and calls to a worker
-without a prefix cache. Whether more fits than the sizes say (runs may share a prefix) is learned from the cached
+Calls of P0 never pause, nor do calls without a run id, later attempts, sub-runs of a resident run, and calls to a
+worker without a prefix cache. Whether more fits than the sizes say (runs may share a prefix) is learned from the cached
 tokens of ended calls: while calls pause, a hit of a run that had left raises the limit of the worker; a miss of a
 resident run lowers it.
 """
@@ -21,7 +21,6 @@ from math import inf
 from typing import Final
 
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended
 from inferry.scheduling.queues.queued_job import QueuedJob
 from inferry.scheduling.worker_state import WorkerState
@@ -29,7 +28,6 @@ from inferry.scheduling.working_sets import RunTree, WorkingSets, kv_tokens, lea
 
 MAX_DEPARTED: Final = 4096
 """Runs remembered after they left, to learn from their next call."""
-_P0: Final = int(Lane.P0)
 Key = tuple[str, str]
 """Tenant and run."""
 
@@ -94,7 +92,7 @@ class Sessions:
             return None
         if not home.paused:
             self._drop_idle(home, now)
-        may_pause = entry.lane != _P0 and job.attempt == 1 and home.tokens > 0 and home.caches() and home.pays()
+        may_pause = entry.rules.may_pause and job.attempt == 1 and home.tokens > 0 and home.caches() and home.pays()
         if not may_pause or (not home.paused and home.fits(tree.tokens)):
             self._settle(tree, home)
             return None

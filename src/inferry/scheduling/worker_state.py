@@ -1,4 +1,4 @@
-"""A worker as the scheduler sees it: its latest view, and what is in use there.
+"""A worker as the scheduler sees it: what is in use there, and whether it accepts a job.
 
 Capacity is counted in three currencies that are held until given back: sequences, KV tokens at their predicted peak,
 and prompt tokens in prefill. The fourth, prompt tokens per second, is the prefill token bucket's.
@@ -14,7 +14,7 @@ from inferry.domain.routes import OutputLength
 from inferry.domain.workers import DirectWaits, Load, WorkerView
 from inferry.scheduling.batching.packing import Draft
 from inferry.scheduling.capacity.kv_peak import KvPeakTracker
-from inferry.scheduling.capacity.prefill_bucket import PrefillTokenBucket, TickContext
+from inferry.scheduling.capacity.prefill_bucket import MAX_DEBT_S, MAX_PACED_DEBT_S, PrefillTokenBucket, TickContext
 from inferry.scheduling.queues.queued_job import QueuedJob
 
 ALMOST_FULL: Final = 0.999
@@ -77,6 +77,7 @@ class WorkerState:
         "output_length",
         "pads",
         "pooled_sequences",
+        "precision",
         "preemption_candidates",
         "prefill_ahead",
         "prefill_bucket",
@@ -107,6 +108,7 @@ class WorkerState:
         self.direct: DirectWaits | None = None
         self.group: str | None = None
         self.output_length: OutputLength | None = None
+        self.precision: str | None = None
         self.pads = self.refills = self.has_no_capacity = False
         self.sequences = self.kv_tokens = self.prefill_tokens = 0
         self.sequence_limit = self.kv_limit = self.prefill_limit = self.batch_limit = inf
@@ -125,7 +127,7 @@ class WorkerState:
         self.sequences, self.kv_tokens, self.prefill_tokens = own.sequences, own.kv_tokens, own.prefill_tokens
         if view is not None:
             self.group = view.group
-            self.pads, self.refills = view.pads, view.refills
+            self.pads, self.refills, self.precision = view.pads, view.refills, view.precision
             self.output_length = view.output_length
             self.sequences += view.foreign.running + view.foreign.waiting
             self.kv_tokens += view.foreign.kv_tokens
@@ -312,10 +314,8 @@ class WorkerState:
             self.kv_peaks.add(entry)
         self._count_prefill(entry.lane, entry.prefill_tokens)
         if self.prefill_bucket is not None and self.best_decoding_lane is not None:
-            if self.is_paced(entry.lane) and not entry.is_released:
-                self.prefill_bucket.spend(entry.prefill_tokens)
-            else:
-                self.prefill_bucket.spend_unpaced(entry.prefill_tokens)
+            is_paced = self.is_paced(entry.lane) and not entry.is_released
+            self.prefill_bucket.spend(entry.prefill_tokens, MAX_PACED_DEBT_S if is_paced else MAX_DEBT_S)
         if self.load is not None:
             self.invalidate_load()
 

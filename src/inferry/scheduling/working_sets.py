@@ -1,4 +1,4 @@
-"""The runs that are resident on a worker, and when it pays to keep them (`sessions`)."""
+"""The runs that are resident on a worker: how long an idle one is kept, and when pauses pay (`sessions`)."""
 
 from math import inf
 from typing import Final

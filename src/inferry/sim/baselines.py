@@ -9,15 +9,16 @@ from inferry.sim.simulation import Simulation
 
 
 class Direct:
-    """Direct (FCFS): every call is sent at once, to the engines in turn."""
+    """Direct (FCFS): every call is sent at once, to the live engines in turn. The calls of a lost engine fail."""
 
     def open(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._next_engine = 0
+        self._turns = 0
 
     def dispatch(self, call: Call, now: float) -> None:
-        self._simulation.send(call, self._next_engine, now)
-        self._next_engine = (self._next_engine + 1) % len(self._simulation.engines)
+        live = self._simulation.live
+        self._simulation.send(call, live[self._turns % len(live)], now)
+        self._turns += 1
 
     def first_token(self, call: Call, now: float) -> None:
         pass
@@ -27,6 +28,9 @@ class Direct:
 
     def cancel(self, call: Call, now: float) -> None:
         self._simulation.abort(call, now)
+
+    def engine_lost(self, worker: int, now: float) -> None:
+        pass
 
 
 class Capped(Direct):
@@ -104,6 +108,9 @@ class Paced:
             self._simulation.abort(call, now)
         else:
             self._pump(now)
+
+    def engine_lost(self, worker: int, now: float) -> None:
+        pass
 
     def _has_capacity(self, call: Call) -> bool:
         if self._running >= self._calls or (self._used and self._used + call.cost > self._prefill_tokens):

@@ -1,11 +1,15 @@
 """Runs of agents, the calls of their steps, and the outcome of every call."""
 
-from typing import Literal
+from math import inf
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from inferry.domain.lanes import Lane
 from inferry.sim.prompts import Piece
+
+MODEL: Final = "m"
+"""The only model of a simulation."""
 
 
 class Step(Struct, frozen=True, gc=False):
@@ -71,7 +75,10 @@ class RunRow(Struct, frozen=True, gc=False):
 
 
 class Call:
-    """A call in progress, owned by the simulation."""
+    """A call in progress, owned by the simulation.
+
+    `produced` are the tokens of earlier attempts. `late_at`: max over tokens i so far of (time of token i - itl_s * i).
+    """
 
     __slots__ = (
         "arrival_number",
@@ -82,6 +89,7 @@ class Call:
         "first_at",
         "index",
         "job_id",
+        "late_at",
         "lost",
         "produced",
         "prompt",
@@ -92,6 +100,7 @@ class Call:
         "state",
         "step",
         "worker",
+        "worker_lost",
     )
 
     def __init__(self, job_id: str, arrival_number: int, run: Run, index: int, prompt: int, at: float) -> None:
@@ -112,4 +121,6 @@ class Call:
         self.cancelled = False
         self.evicted = False
         self.lost = False
+        self.worker_lost = False
+        self.late_at = -inf
         self.state: CallState = "new"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob
+from inferry.domain.jobs import Footprint, InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.plans import Tick
 from inferry.domain.routes import OutputLength
@@ -13,7 +13,9 @@ from inferry.scheduling.capacity.controller import CapacityController, Stream
 from inferry.scheduling.sessions import SessionLimits
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
-from inferry.sim.gateway import GatewayFrontend, gateway_estimate
+from inferry.sim.gateway import GatewayFrontend, capped_output
+from inferry.sim.length_predictor import LengthPredictor
+from inferry.sim.prompt_memory import PrefixAwareEstimator, PromptPrefixes
 from inferry.sim.sequence import EngineSequence
 from inferry.sim.simulation import Simulation
 
@@ -23,34 +25,13 @@ ENGINE_COUNTS_INTERVAL_S = 0.5
 MAX_SEQUENCES = 256
 
 
-class PrefixAwareEstimator:
-    """Estimates with prefix memory: prefixes that a tenant has sent before are expected to be cached."""
-
-    def __init__(self) -> None:
-        self._sent: set[int] = set()
-
-    def __call__(self, call: Call) -> Footprint:
-        plain = gateway_estimate(call)
-        chain = hash(call.run.tenant)
-        tokens = cached = 0
-        known = True
-        for piece in call.step.prompt:
-            chain = hash((chain, piece))
-            tokens += piece[2]
-            known = known and chain in self._sent
-            if known:
-                cached = tokens
-            else:
-                self._sent.add(chain)
-        return Footprint(plain.prompt, Estimate.exactly(min(cached, call.prompt - 1)), plain.output)
-
-
 class ControlledFrontend(GatewayFrontend):
     """Every worker's capacity is computed every `CAPACITY_INTERVAL_S` from what the gateway has observed.
 
     `limits` bound the capacity of a worker, one for all or one each; by default the engine's KV and the default number
     of sequences. Workers in `fixed` always have their full limits. `counts` says whether engines publish counters, as
-    vLLM does in its metrics: the whole prompt is counted there with the first token.
+    vLLM does in its metrics: the whole prompt is counted there with the first token. `names_prefixes`: see
+    `GatewayFrontend.prefix_of`.
     """
 
     def __init__(
@@ -63,7 +44,9 @@ class ControlledFrontend(GatewayFrontend):
         output_lengths: Sequence[OutputLength | None] | None = None,
         kv_packings: Sequence[KvPacking] | None = None,
         estimate: Callable[[Call], Footprint] | None = None,
+        predictor: LengthPredictor | None = None,
         counts: bool = True,
+        names_prefixes: bool = True,
         sessions: SessionLimits | None = None,
     ) -> None:
         super().__init__(
@@ -72,7 +55,9 @@ class ControlledFrontend(GatewayFrontend):
             groups=groups,
             output_lengths=output_lengths,
             kv_packings=kv_packings,
-            estimate=estimate or PrefixAwareEstimator(),
+            estimate=estimate or PrefixAwareEstimator(predictor or capped_output),
+            predictor=predictor,
+            prefix_of=PromptPrefixes() if names_prefixes else None,
             controller=self._compute_capacity,
             capacity_interval_s=CAPACITY_INTERVAL_S,
             sessions=sessions,
@@ -108,14 +93,15 @@ class ControlledFrontend(GatewayFrontend):
     def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
         self._waiting[job.lane][job.job_id] = job.arrived_at + job.ttft_allowance_s
         self._arrivals += 1
-        self.controllers[self._arrivals % len(self.controllers)].arrived(job.lane, job.footprint, now)
+        live = self._simulation.live
+        self.controllers[live[self._arrivals % len(live)]].arrived(job.lane, job.footprint, now)
         super()._offer(call, job, now)
         if job.job_id not in self._open:
             del self._waiting[job.lane][job.job_id]  # it was refused
 
     def first_token(self, call: Call, now: float) -> None:
         attempt, worker = self._open[call.job_id][1], call.worker or 0
-        lane, prefill_tokens = attempt.job.lane, attempt.job.footprint.prefill_tokens
+        lane, prefill_tokens = attempt.job.lane, attempt.prefill_tokens
         stream = self.controllers[worker].first_token(lane, prefill_tokens, attempt.slo_start_at, now)
         self._streams[worker][call] = stream
         if isinstance(call.sequence, EngineSequence):
@@ -131,12 +117,12 @@ class ControlledFrontend(GatewayFrontend):
         super().ended(call, now)
 
     def _apply(self, tick: Tick, now: float) -> None:
+        super()._apply(tick, now)
         for plan in tick.plans:
             controller = self.controllers[int(plan.worker)]
             for job in plan.jobs:
                 del self._waiting[job.lane][job.job_id]
-                controller.sent(job.lane, job.footprint.prefill_tokens, now)
-        super()._apply(tick, now)
+                controller.sent(job.lane, self._open[job.job_id][1].prefill_tokens, now)
 
     def _compute_capacity(self, worker: int, engine: Engine, now: float) -> Capacity:
         for call, stream in self._streams[worker].items():

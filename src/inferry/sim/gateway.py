@@ -4,24 +4,24 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerLost
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode
+from inferry.domain.errors import ClientClosed, GatewayError, Preempted, QueueFull, QueueTimeout, WorkerLost
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode, ResumePoint
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.plans import PROGRESS_INTERVAL_TOKENS, Ended, FirstToken, JobLocation, Produced, Tick
+from inferry.domain.recovery import next_attempt
 from inferry.domain.routes import BatchKey, OutputLength, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
-from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, KvPacking, Load, Phase, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.scheduling.sessions import SessionLimits
-from inferry.sim.calls import Call
+from inferry.sim.calls import MODEL, Call
 from inferry.sim.engine import Engine
+from inferry.sim.length_predictor import LengthPredictor, requested_tokens, template_of
 from inferry.sim.sequence import EngineSequence
 from inferry.sim.simulation import Simulation
 
-MODEL = "m"
 EXPECTED_OUTPUT_TOKENS = 256
 _LENGTHS: tuple[OutputLength | None, ...] = (None, "short", "long")
 _ROUTES = {length: RouteKey(MODEL, length=length) for length in _LENGTHS}
@@ -31,18 +31,22 @@ _FIRST_TOKEN = FirstToken()
 _CLIENT_CLOSED = ClientClosed("the client closed the connection")
 
 Estimator = Callable[[Call], Footprint]
+OutputEstimator = Callable[[Call], Estimate]
+PrefixFunction = Callable[[Call], tuple[str, ...]]
+"""The beginnings of a call's prompt that its job names, shortest first."""
 CapacityFunction = Callable[[int, Engine, float], Capacity]
 """Worker number, engine as its metrics show it, and time to the capacity that the gateway may use."""
 
 
-def gateway_estimate(call: Call) -> Footprint:
-    """Exact prompt tokens (token ids were sent), no cached tokens, output up to the requested tokens."""
+def capped_output(call: Call) -> Estimate:
+    """The call's own output, of which at most `EXPECTED_OUTPUT_TOKENS` are expected."""
     output = call.step.output
-    return Footprint(
-        Estimate.exactly(call.prompt + call.produced),
-        Estimate.exactly(0),
-        Estimate(1, min(output, EXPECTED_OUTPUT_TOKENS), output),
-    )
+    return Estimate(1, min(output, EXPECTED_OUTPUT_TOKENS), output)
+
+
+def gateway_estimate(call: Call, output_of: OutputEstimator = capped_output) -> Footprint:
+    """Exact prompt tokens (token ids were sent), no cached tokens."""
+    return Footprint(Estimate.exactly(call.prompt + call.produced), Estimate.exactly(0), output_of(call))
 
 
 class GatewayFrontend:
@@ -50,7 +54,9 @@ class GatewayFrontend:
 
     `capacity` is one for all workers or one each. `groups`, `output_lengths` and `kv_packings` have an entry for each.
     With a `controller` the capacity of every worker is computed every `capacity_interval_s`; otherwise it is constant.
-    With `sessions`, runs pause while their KV does not fit.
+    With `sessions`, runs pause while their KV does not fit. Without `prefix_of`, jobs name no beginnings of their
+    prompts, and the scheduler does not know what engines have cached. A `predictor` gets the ends of calls to learn
+    from; without one, clients request exactly the tokens that a call writes.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class GatewayFrontend:
         output_lengths: Sequence[OutputLength | None] | None = None,
         kv_packings: Sequence[KvPacking] | None = None,
         estimate: Estimator = gateway_estimate,
+        predictor: LengthPredictor | None = None,
+        prefix_of: PrefixFunction | None = None,
         controller: CapacityFunction | None = None,
         capacity_interval_s: float = 0.25,
         hop_s: float = 0.0,
@@ -75,6 +83,8 @@ class GatewayFrontend:
         self._output_lengths = output_lengths
         self._kv_packings = kv_packings
         self._estimate = estimate
+        self.predictor = predictor
+        self._prefix_of = prefix_of
         self._controller = controller
         self._capacity_interval_s = capacity_interval_s
         self._hop_s = hop_s
@@ -84,6 +94,10 @@ class GatewayFrontend:
         self._wake_at: float | None = None
         self._updating = False
         self.refused = 0
+        # Jobs of these lanes can be preempted after their first token.
+        self._resuming = {lane for lane, policy in lanes.items() if policy.borrow_groups or lane in policy.may_preempt}
+        is_timed = kv_packings is not None and "timed" in kv_packings
+        self._reports_output = is_timed or any(lane in policy.may_preempt for lane, policy in lanes.items())
 
     def open(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -106,14 +120,16 @@ class GatewayFrontend:
             route=route,
             batch_key=_BATCH_KEYS[route],
             footprint=footprint,
-            token_budget=call.step.output,
+            token_budget=call.step.output if self.predictor is None else requested_tokens(call),
             prompt_hash="",
+            prefix=() if self._prefix_of is None else self._prefix_of(call),
             arrived_at=now,
             ttft_allowance_s=self._lanes[lane].ttft_ms_per_1k_tokens * footprint.prefill_tokens / 1e6,
             max_wait_s=inf,  # the rules of its lane bound it
             payload=_PAYLOAD,
             stream=True,
-            resume=ResumeMode.CONTINUE if self._lanes[lane].borrow_groups else ResumeMode.RESTART,
+            template_id=None if self.predictor is None else template_of(call),
+            resume=ResumeMode.CONTINUE if lane in self._resuming else ResumeMode.RESTART,
         )
         self._offer(call, job, now)
 
@@ -132,24 +148,31 @@ class GatewayFrontend:
         self._request_tick(now)
 
     def ended(self, call: Call, now: float) -> None:
-        _, attempt = self._open[call.job_id]
-        sequence = call.sequence
-        if not isinstance(sequence, EngineSequence):
-            self._close(call.job_id, Failed(call.job_id, WorkerLost("reset before the first byte")), now)
-        elif call.evicted:
-            self._requeue(call, attempt, sequence, now)
-        elif call.cancelled:
+        sequence, usage = call.sequence, Usage()
+        if isinstance(sequence, EngineSequence):
             usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
+        if call.cancelled:
             self._close(call.job_id, Failed(call.job_id, _CLIENT_CLOSED, usage), now)
+        elif call.evicted or call.worker_lost:
+            self._retry(call, Preempted("preempted") if call.evicted else WorkerLost("the engine is gone"), usage, now)
+        elif sequence is None:
+            self._close(call.job_id, Failed(call.job_id, WorkerLost("reset before the first byte")), now)
         else:
-            usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
-            self._close(call.job_id, Done(call.job_id, FinishReason.LENGTH, usage), now)
+            finish = FinishReason.LENGTH if self.predictor is None else FinishReason.STOP
+            self._close(call.job_id, Done(call.job_id, finish, usage), now)
+        self._request_tick(now)
+
+    def engine_lost(self, worker: int, now: float) -> None:
+        self._observe(worker, Capacity(), now, Phase.DOWN)
         self._request_tick(now)
 
     # The loop.
 
     def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
         attempt = Attempt(job)
+        itl_ms = self._lanes[job.lane].itl_ms
+        if job.resume_point is not None and itl_ms is not None:
+            attempt.slo_start_at += len(job.resume_point.output_ids) * itl_ms / 1000
         self._open[job.job_id] = (call, attempt)
         try:
             self.scheduler.offer(job, now)
@@ -173,12 +196,12 @@ class GatewayFrontend:
 
     def _tick(self, now: float, _: object) -> None:
         self._tick_due = False
-        if self._kv_packings is not None and "timed" in self._kv_packings:
+        if self._reports_output:
             self._report_produced(now)
         self._apply(self.scheduler.tick(now), now)
 
     def _report_produced(self, now: float) -> None:
-        """Report the output of running calls, as often as dispatch does. Only timed packing needs it here."""
+        """Report the output of running calls, as often as dispatch does, where decisions depend on it."""
         for call, attempt in self._open.values():
             if call.first_at is not None and isinstance(call.sequence, EngineSequence) and call.worker is not None:
                 output_tokens = self._simulation.engines[call.worker].output_tokens_at(call.sequence, now)
@@ -193,6 +216,7 @@ class GatewayFrontend:
             for job in plan.jobs:
                 call, attempt = self._open[job.job_id]
                 attempt.sent(plan, now)
+                attempt.decision = self.scheduler.decision(job.job_id, now)
                 if self._hop_s:
                     self._simulation.events.at(now + self._hop_s, self._send, (call, worker))
                 else:
@@ -217,22 +241,33 @@ class GatewayFrontend:
             self._wake_at = None
             self._request_tick(now)
 
-    def _requeue(self, call: Call, attempt: Attempt, sequence: EngineSequence, now: float) -> None:
-        """A preempted attempt ends. The job is offered again with its output so far and its original arrival time."""
-        usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
-        job = attempt.job
-        self._close(call.job_id, Failed(call.job_id, WorkerLost("preempted"), usage), now)
-        call.evicted = False
-        call.sequence = None
-        if call.cancelled:
+    def _retry(self, call: Call, error: GatewayError, usage: Usage, now: float) -> None:
+        """End the attempt, and offer the job again as dispatch does, with its output so far."""
+        _, attempt = self._open[call.job_id]
+        point = None
+        if attempt.first_token_at is not None:
+            attempt.output_tokens = usage.output_tokens
+            point = ResumePoint((0,) * call.prompt, (0,) * (call.produced + usage.output_tokens))
+        end = Failed(call.job_id, error, usage, point)
+        self._close(call.job_id, end, now)
+        retry = next_attempt(attempt, end)
+        if retry is None:
             return
-        call.produced += sequence.produced
+        call.evicted = call.worker_lost = False
+        if isinstance(retry, Done):
+            return
+        produced = 0 if retry.job.resume_point is None else len(retry.job.resume_point.output_ids)
+        if produced >= call.step.output:
+            return  # complete, although its client requested more
+        call.sequence, call.produced = None, produced
         call.state = "new"
-        self._offer(call, replace(job, attempt=job.attempt + 1, footprint=self._estimate(call)), now)
+        self._offer(call, retry.job, now)
 
     def _close(self, job_id: str, end: End, now: float) -> None:
         _, attempt = self._open.pop(job_id)
         attempt.ended(end, now)
+        if self.predictor is not None:
+            self.predictor.ended(attempt, now)
         usage = end.usage
         self.scheduler.progress(job_id, Ended(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens), now)
         if self._record is not None:
@@ -240,12 +275,12 @@ class GatewayFrontend:
 
     # Observed state.
 
-    def _observe(self, worker: int, capacity: Capacity, now: float) -> None:
+    def _observe(self, worker: int, capacity: Capacity, now: float, phase: Phase = Phase.READY) -> None:
         engine = self._simulation.engines[worker]
         view = WorkerView(
             worker=str(worker),
             models=frozenset({MODEL}),
-            phase=Phase.READY,
+            phase=phase,
             capacity=capacity,
             observed_at=now,
             group="default" if self._groups is None else self._groups[worker],
@@ -258,8 +293,8 @@ class GatewayFrontend:
 
     def _update_capacity(self, now: float, _: object) -> None:
         assert self._controller is not None
-        for worker, engine in enumerate(self._simulation.engines):
-            self._observe(worker, self._controller(worker, engine, now), now)
+        for worker in self._simulation.live:
+            self._observe(worker, self._controller(worker, self._simulation.engines[worker], now), now)
         self._request_tick(now)
         self._updating = bool(self._open)
         if self._updating:

@@ -44,7 +44,8 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 class ObserveReport(Struct, frozen=True, kw_only=True):
-    """What `--json` prints. `observed_attainment`: as measured on the wire, by lane. `before` is the direct arm."""
+    """What `--json` prints. `observed_attainment`: as measured on the wire, by lane. `before` is the direct arm.
+    `model` is the engine that the arms and the numbers of GPUs assume."""
 
     calls: int
     left_out: int
@@ -52,6 +53,7 @@ class ObserveReport(Struct, frozen=True, kw_only=True):
     gpus: int
     target: float
     price_per_hour: float | None
+    model: str
     observed_attainment: dict[str, float]
     estimated_tokens: float
     arms: tuple[ArmFigures, ...]
@@ -160,8 +162,9 @@ class Comparison:
             return Direct()
         if arm == LANES:
             lanes = {lane: replace(policy, window="off") for lane, policy in self._lanes.items()}
-            return ControlledFrontend(lanes)
-        return ControlledFrontend(self._lanes) if arm == COALESCING else AffinityFrontend(self._lanes)
+            return ControlledFrontend(lanes, names_prefixes=False)
+        frontend = AffinityFrontend if arm == AFFINITY else ControlledFrontend
+        return frontend(self._lanes, names_prefixes=False)
 
 
 def observed_attainment(entries: Sequence[LedgerEntry]) -> dict[str, float]:

@@ -5,6 +5,7 @@ agent -> front end -> server process -> engine. It ends exactly once, and then i
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 from inferry.domain.lanes import Lane
@@ -33,7 +34,10 @@ class Frontend(Protocol):
     def first_token(self, call: Call, now: float) -> None: ...
 
     def ended(self, call: Call, now: float) -> None:
-        """A call that was sent has ended. Only an evicted call may be sent again."""
+        """A call that was sent has ended. It may be sent again if it was evicted or its engine was lost."""
+
+    def engine_lost(self, worker: int, now: float) -> None:
+        """The engine is gone; the ends of its calls follow."""
 
     def cancel(self, call: Call, now: float) -> None:
         """The agent cancelled: drop the call, or `simulation.abort` it if it was sent."""
@@ -66,6 +70,7 @@ class Simulation:
         self.costs = costs
         self.flags = all_flags[0]
         self.engines = [Engine(costs, one, fast_forward=fast_forward) for one in all_flags]
+        self.live = list(range(len(self.engines)))
         self.rows: list[CallRow] = []
         self.runs: list[RunRow] = []
         self._on_call = on_call or self.rows.append
@@ -96,16 +101,28 @@ class Simulation:
         self._schedule_next_run(runs)
         self.events.run(None, on_progress)
 
-    def play_sessions(self, runs: Iterator[Run], sessions: int, until: float, ramp_s: float = 0.0) -> None:
-        """A closed loop until `until`: `sessions` runs at a time, each followed by the next one when it has ended.
+    def play_sessions(
+        self,
+        runs: Iterator[Run],
+        sessions: int,
+        until: float | None,
+        ramp_s: float = 0.0,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """A closed loop: `sessions` runs at a time, each followed by the next one when it has ended.
 
-        The first ones begin spread over `ramp_s`. The times of the runs themselves are not used.
+        The first ones begin spread over `ramp_s`. The times of the runs themselves are not used. It ends at `until`, or
+        with the last run.
         """
         self._followers = runs
-        for number in range(sessions):
+        for number, run in enumerate(islice(runs, sessions)):
             at = ramp_s * number / sessions
-            self.events.at(at, self._begin_run, replace(next(runs), at=at))
-        self.events.run(until)
+            self.events.at(at, self._begin_run, replace(run, at=at))
+        self.events.run(until, on_progress)
+
+    def kill(self, worker: int, at: float) -> None:
+        """The engine is gone from this time on, after the step in flight. Its calls are retried, or fail."""
+        self.events.at(at, self._kill, worker)
 
     def waits_for_first_token(self, now: float) -> list[float]:
         """How long the calls in progress without a first token have waited, in seconds."""
@@ -186,7 +203,7 @@ class Simulation:
         if isinstance(sequence, EngineSequence):
             cached = sequence.cached_tokens
             if outcome == "done":
-                late = sequence.late_s - call.at
+                late = call.late_at - call.at
                 late -= self._ttft_s_per_1k_tokens.get(run.lane, 0.0) * (call.prompt - cached) / 1000
                 produced = call.step.output
         self._on_call(
@@ -260,6 +277,10 @@ class Simulation:
             return
         run = call.run
         assert call.worker is not None
+        if call.worker not in self.live:
+            call.worker_lost = True
+            self._ended(now, call)
+            return
         engine = self.engines[call.worker]
         blocks: tuple[int, ...] = ()
         if engine.flags.prefix_caching:
@@ -293,6 +314,18 @@ class Simulation:
             found = memo[key] = block_hashes(prompt, block_tokens, salt)
         return found
 
+    def _kill(self, now: float, worker: int) -> None:
+        self.live.remove(worker)
+        self._frontend.engine_lost(worker, now)
+        for call in self._current.values():
+            sequence = call.sequence
+            if call.worker != worker or not isinstance(sequence, EngineSequence) or sequence.ended_at is not None:
+                continue  # those that are still in its server process are lost when they leave it
+            call.worker_lost = True
+            if self.engines[worker].abort(sequence, now):
+                self.events.at(now, self._ended, call)
+        self._schedule_step(worker)
+
     def _schedule_step(self, worker: int) -> None:
         """Schedule the end of the engine's next step."""
         due = self.engines[worker].next_at
@@ -323,8 +356,11 @@ class Simulation:
         self._frontend.first_token(call, now)
 
     def _ended(self, now: float, call: Call) -> None:
+        if isinstance(call.sequence, EngineSequence):
+            before_s = call.produced * self._itl_s.get(call.run.lane, 0.0)
+            call.late_at = max(call.late_at, call.sequence.late_s - before_s)
         self._frontend.ended(call, now)
         if call.state == "sent":
-            self._finish_call(call, now, "done")
+            self._finish_call(call, now, "failed" if call.worker_lost else "done")
         if call.state == "over":
             call.sequence = None  # they refer to each other: break the cycle

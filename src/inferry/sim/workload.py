@@ -98,6 +98,22 @@ def parse_lanes(text: str) -> dict[Lane, float]:
     return {lane: part for lane, part in parts.items() if part}
 
 
+def parse_kills(texts: Sequence[str], engines: int) -> dict[int, float]:
+    """When engines are lost, by index: `2@10` is the second of the engines, after 10 s. At least one must be left."""
+    kills: dict[int, float] = {}
+    for text in texts:
+        number, _, seconds = text.partition("@")
+        try:
+            kills[int(number) - 1] = float(seconds)
+        except ValueError:
+            raise SimulationSetupError(f"--kill must be of the form ENGINE@SECONDS; got {text!r}") from None
+    if not all(0 <= engine < engines and 0 <= at < inf for engine, at in kills.items()):
+        raise SimulationSetupError(f"--kill must name an engine from 1 to {engines} and a time of 0 s or more")
+    if len(kills) >= engines:
+        raise SimulationSetupError("--kill must leave an engine")
+    return kills
+
+
 class SloTarget(Struct, frozen=True):
     """Token i is due `ttft_s + i * itl_s` after the call, later by `ttft_s_per_1k_tokens` for 1,000 uncached tokens."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from inferry.domain.ports import Tokenizer
+from inferry.domain.ports import TokenDecoder
 from inferry.streams.stop_strings import StopStrings
 
 _UNFINISHED = "\ufffd"
@@ -20,7 +20,7 @@ class Assembler:
     A complete character stays, even where decoding all tokens would replace it because of later bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: TokenDecoder, stop: tuple[str, ...] = ()) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stop)
 
@@ -46,7 +46,7 @@ class Detokenizer:
     characters before it become unreadable. Emitted text stands, and the tokens after it are decoded alone.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._emitted = ""  # the part of the window's text that is emitted

@@ -6,6 +6,7 @@ further reader can join, and present readers continue. Everything happens on one
 """
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.event_ids import strip_token_ids
@@ -14,11 +15,11 @@ from inferry.domain.streams import Delta, End
 from inferry.domain.values import replace
 from inferry.streams.mailbox import JobStream, MergeCounter, merge
 
-DELTA_OVERHEAD_BYTES = 200
+DELTA_OVERHEAD_BYTES: Final = 200
 """Memory of one delta besides its content."""
-RESERVE_STEP_BYTES = 4096
+RESERVE_STEP_BYTES: Final = 4096
 """Memory is reserved in blocks of this size, so that few tokens have to reserve any."""
-_ASKS_FOR_IDS = b'"return_token_ids"'
+_ASKS_FOR_IDS: Final = b'"return_token_ids"'
 
 
 class HistoryBudget:

@@ -1,16 +1,17 @@
-"""One stream per job, between the worker that produces it and the one reader that takes it.
+"""One stream per job: what its one reader gets, and when. Deltas before the first token are held back.
 
 Producer and reader share one event loop. The producer never waits: deltas that the reader has not taken are merged.
 """
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Delta, Done, End
 from inferry.domain.values import replace
 
-MERGE_THRESHOLD = 64
+MERGE_THRESHOLD: Final = 64
 """This many untaken deltas are merged at once. Merging one by one would cost quadratic time; merging all of them when
 the reader resumes would block the event loop."""
 

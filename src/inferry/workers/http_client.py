@@ -8,16 +8,16 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
 MAX_IDLE_S = 4.0
 """Connections that were idle for longer are not reused: servers commonly close theirs after five seconds."""
-DISCARD_TIMEOUT_S = 1.0
+DISCARD_TIMEOUT_S: Final = 1.0
 """How long the rest of a discarded response may take before its connection is closed."""
-ZERO_COPY_MIN_BYTES = 16_384
+ZERO_COPY_MIN_BYTES: Final = 16_384
 """Longer bodies are written separately instead of being copied behind their head."""
 
 
@@ -49,7 +49,7 @@ class _Discard:
     def on_lost(self, cause: str) -> None: ...
 
 
-_discard = _Discard()
+_discard: Final = _Discard()
 
 
 class Client:

@@ -3,7 +3,8 @@
 Engines cannot check who sends, so the owner does: a plan is sent only while its lease is valid on its own clock.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from inferry.domain.errors import NOT_OWNER, WorkerUnreachable
 from inferry.domain.plans import BatchPlan
@@ -19,7 +20,9 @@ class LeasedWorker:
         self._worker = worker
         self.may_send = may_send
         if isinstance(worker, SendGuard):
-            worker.may_send = may_send  # it may wait for a connection between the plan and its first byte
+            # It may wait for a connection between the plan and its first byte. An owner whose lease has ended and begun
+            # again gets another `may_send`, so the worker asks for the present one.
+            worker.may_send = lambda: self.may_send()
 
     @property
     def name(self) -> str:
@@ -69,8 +72,8 @@ class LeasedAdapterHost(LeasedWorker):
     async def load_adapter(self, name: str, path: str) -> None:
         await self._host.load_adapter(name, path)
 
-    async def unload_adapter(self, name: str) -> None:
-        await self._host.unload_adapter(name)
+    def unload_adapter(self, name: str) -> Coroutine[Any, Any, None]:
+        return self._host.unload_adapter(name)
 
 
 def lease(worker: Worker, may_send: Callable[[], bool]) -> LeasedWorker:

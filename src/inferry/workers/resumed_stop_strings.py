@@ -8,12 +8,13 @@ point, and delivers the text held back first.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from inferry.domain.jobs import InferenceJob, ResumePoint
 
-COMPARED_CHARS = 64
+COMPARED_CHARS: Final = 64
 """Characters of the delivered text that are compared with the detokenised text."""
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])

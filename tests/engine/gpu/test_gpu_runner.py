@@ -1,11 +1,13 @@
 """The runner on the CPU, its kernels in Triton's interpreter, against the CPU's own runner."""
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from inferry.domain.constraints import Constraint
@@ -14,7 +16,7 @@ from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.gpu.loading import load_runner
 from inferry.engine.grammars import Grammars
-from inferry.engine.messages import Request
+from inferry.engine.messages import Request, TokenLogprobs
 from inferry.engine.runner import TorchRunner
 from support.engine_fixtures import TIE, Teacher, drain, greedy, shortfall
 from support.grammar_fixtures import write_byte_tokenizer
@@ -132,7 +134,7 @@ def test_seeded_draws_are_those_of_the_cpu(small_dir: Path) -> None:
     assert actual == outputs_of(EngineCore(TorchRunner.load(small_dir, config), config), requests)
 
 
-@pytest.mark.parametrize("make", [embedding_model, scoring_model])
+@pytest.mark.parametrize("make", [embedding_model, scoring_model, partial(scoring_model, labels=3)])
 def test_pooled_results_are_those_of_the_cpu(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     directory = make(tmp_path / "model")
     config = EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=8, block_tokens=16)
@@ -175,3 +177,51 @@ def test_masked_rows_meet_their_schemas_and_free_rows_are_those_of_the_cpu(tmp_p
     assert found[1] == found[0]
     decode = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode
     assert all(decode(found[1][key]) in ('"red"', '"green"', '"blue"') for key in range(3))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_log_probabilities_are_those_of_the_cpu(small_dir: Path, temperature: float) -> None:
+    config = EngineConfig(max_sequences=4, kv_tokens=40, chunk_tokens=16, block_tokens=4)
+    sampling = Sampling(temperature=temperature, top_k=30, seed=2, max_tokens=5, ignore_eos=True)
+    wanted = [None, 0, 20, 3]
+    requests = [
+        replace(request, sampling=replace(sampling, logprobs=top))
+        for request, top in zip(requests_of([3, 19, 1, 11], sampling), wanted, strict=True)
+    ]
+    found: list[list[TokenLogprobs]] = []
+    for runner in (load_runner(small_dir, config, CPU), TorchRunner.load(small_dir, config)):
+        core = EngineCore(runner, config)
+        for request in requests:
+            assert core.add(request) is None
+        steps = []
+        while core.has_work:
+            steps.append(core.step())
+        found.append(sorted((one for step in steps for one in step.logprobs), key=lambda one: one.key))
+    assert [one.key for one in found[0]] == [key for key, top in enumerate(wanted) if top is not None for _ in range(5)]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.key == theirs.key
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=TIE)
+        assert len(ours.top) == wanted[ours.key]
+        assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=TIE)
+
+
+def test_log_probabilities_under_a_grammar_are_those_of_the_free_model(small_dir: Path, tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path, 400)
+    config = EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=64, block_tokens=16)
+    runner = load_runner(small_dir, config, CPU)
+    core = EngineCore(runner, config, grammars=Grammars(tmp_path, runner.vocab_size, runner.eos_ids, None))
+    constraint = Constraint("structured_outputs", regex="[ab]{4}")
+    prompt = [3, 4, 5]
+    sampling = Sampling(temperature=0.0, max_tokens=8, constraint=constraint, logprobs=1)
+    assert core.add(Request(1, prompt, sampling, lane=0)) is None
+    tokens: list[int] = []
+    found: list[TokenLogprobs] = []
+    while core.has_work:
+        done = core.step()
+        tokens += [token for _, token in done.tokens]
+        found += done.logprobs
+    expected = Teacher(small_dir).logits([*prompt, *tokens]).log_softmax(dim=-1)[len(prompt) - 1 :]
+    assert len(found) == len(tokens) == 4
+    for row, token, one in zip(expected, tokens, found, strict=False):
+        assert one.logprob == pytest.approx(float(row[token]), abs=TIE)
+        assert one.top[0][1] == pytest.approx(float(row.max()), abs=TIE)

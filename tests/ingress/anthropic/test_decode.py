@@ -8,8 +8,8 @@ import pytest
 from inferry.domain.errors import GatewayError, InvalidRequest, UnsupportedFeature
 from inferry.domain.ports import ModelCard
 from inferry.ingress.anthropic.decode import MessagesEndpoint
+from inferry.ingress.job_parser import body_for
 from inferry.ingress.openai.features import features_of
-from inferry.ingress.openai.parse import body_for
 from inferry.ingress.openai.request_schema import ChatCompletionRequest
 from inferry.ingress.wire_format import ClientRequest
 

@@ -146,6 +146,10 @@ def test_the_timeline_of_a_run_has_its_attempts_and_no_prompt(gateway: TenantGat
         assert one.decision is not None
         assert "Sent to scripted" in one.decision
     assert CANARY.encode() not in answer.body
+    trace = gateway.as_admin("GET", f"{path}&format=perfetto")
+    assert [one["args"]["name"] for one in trace.json["traceEvents"] if one["ph"] == "M"][:2] == ["run a/b+c", "one"]
+    assert CANARY.encode() not in trace.body
+    assert gateway.as_admin("GET", f"{path}&format=other").code == "invalid_request"
     detail = gateway.as_admin("GET", "/admin/runs/a%2Fb+c?tenant=acme")
     assert (detail.json["id"], detail.json["jobs"]["done"]) == ("a/b+c", 2)
     assert CANARY.encode() not in detail.body

@@ -49,6 +49,12 @@ def test_tool_calls_are_put_together() -> None:
     assert made["id"] == "c1"
 
 
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_an_answer_that_ends_while_it_reasons_has_no_content(field: str) -> None:
+    answer = collected(role(), event({"choices": [{"index": 0, "delta": {field: "I see"}, "finish_reason": "length"}]}))
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": None, field: "I see"}
+
+
 def test_several_choices_stay_apart() -> None:
     def piece(index: int, text: str) -> bytes:
         return event({"choices": [{"index": index, "delta": {"content": text}}]})

@@ -66,6 +66,8 @@ def nested(depth: int) -> dict[str, Any]:
         (5, "s"),
         ({"type": "text"}, "s.type"),
         ({"type": ["string", 5]}, "s.type"),
+        ({"type": {"a": 1}}, "s.type"),
+        ({"items": {"type": [{}]}}, "s.items.type"),
         ({"properties": []}, "s.properties"),
         ({"properties": {"a": 5}}, "s.properties.a"),
         ({"items": {"enum": []}}, "s.items.enum"),

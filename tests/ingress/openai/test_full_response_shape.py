@@ -156,3 +156,9 @@ def test_a_feature_without_worker_support_is_refused_for_whole_answers(tmp_path:
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 1}
         answer = gateway.call("POST", CHAT, body, key)
         assert (answer.status, answer.code) == (400, "unsupported_feature")
+
+
+def test_an_answer_without_reasoning_has_the_field_of_an_answer_with_it() -> None:
+    shape = shape_of({"role": "assistant", "content": None, "reasoning": "I see"})
+    answer = {"role": "assistant", "content": "so"}
+    assert with_null_fields(answer, shape) == {**answer, "reasoning": None}

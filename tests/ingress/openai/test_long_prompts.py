@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferry.ingress.openai.parse import INLINE_TOKENIZE_BYTES
+from inferry.ingress.job_parser import INLINE_TOKENIZE_BYTES
 from support.scripted_worker import ScriptedWorker
 from support.serving import Serving, get, post
 
@@ -19,6 +19,7 @@ class Slow:
     """Takes until it is told to be through."""
 
     longest_token_bytes = LONGEST_TOKEN
+    fingerprint = "long"
 
     def __init__(self) -> None:
         self.began = threading.Event()

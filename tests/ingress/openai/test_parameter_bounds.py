@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from inferry.cli.gateway_wiring import make_gateway
+from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.domain.callers import ANONYMOUS
 from inferry.domain.clock import SystemClock
@@ -15,8 +16,8 @@ from inferry.domain.errors import ContextLengthExceeded, GatewayError, InvalidRe
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.ports import ModelCard
+from inferry.ingress.job_parser import parse
 from inferry.ingress.openai.decode import MAX_STOP_STRINGS, ChatEndpoint, decode_completion
-from inferry.ingress.openai.parse import parse
 from inferry.ingress.wire_format import OPENAI, ClientRequest
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -32,16 +33,17 @@ class Carded(ScriptedWorker):
         return [ModelCard(name="m", context_tokens=CONTEXT, vocab_size=VOCABULARY, features=features)]
 
 
+def a_gateway() -> Gateway:
+    clock, recorder = SystemClock(), Recorder(ListLedger())
+    metrics = Metrics(["m"], ["scripted"])
+    return make_gateway(
+        lanes=DEFAULT_LANES, pool=Pool([Carded()], clock), recorder=recorder, metrics=metrics, clock=clock
+    )
+
+
 def a_job(api: Any = "chat", headers: dict[bytes, bytes] | None = None, **fields: Any) -> InferenceJob:
     async def parsed() -> InferenceJob:
-        clock, recorder = SystemClock(), Recorder(ListLedger())
-        gateway = make_gateway(
-            lanes=DEFAULT_LANES,
-            pool=Pool([Carded()], clock),
-            recorder=recorder,
-            metrics=Metrics(["m"], ["scripted"]),
-            clock=clock,
-        )
+        gateway = a_gateway()
         given = {"messages": [{"role": "user", "content": "hi"}]} if api == "chat" else {"prompt": [1, 2, 3]}
         body = msgspec.json.encode({"model": "m", **given, **fields})
         try:
@@ -139,3 +141,21 @@ def test_a_call_may_say_how_much_time_its_prompt_adds_to_the_target() -> None:
     assert a_job("completions", prompt=prompt, max_tokens=4).ttft_allowance_s == 0.0
     allowed = a_job("completions", prompt=prompt, max_tokens=4, headers={b"x-inferry-ttft-ms-per-1k-tokens": b"200"})
     assert allowed.ttft_allowance_s == pytest.approx(0.2 * allowed.footprint.prefill_tokens / 1000)
+
+
+def test_a_refused_call_leaves_nothing_behind_that_later_calls_are_estimated_by() -> None:
+    async def parsed() -> None:
+        gateway = a_gateway()
+        body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "word " * 1000}]})
+        call = ChatEndpoint().decode(body)
+        try:
+            with pytest.raises(InvalidRequest):
+                parse(call, {b"x-inferry-replay": b"sometimes"}, gateway.models, ANONYMOUS)
+            first, second = (parse(call, {}, gateway.models, ANONYMOUS) for _ in range(2))
+        finally:
+            await gateway.close()
+        assert isinstance(first, InferenceJob)
+        assert isinstance(second, InferenceJob)
+        assert first.footprint.cached.high == 0 < second.footprint.cached.high
+
+    asyncio.run(parsed())

@@ -16,8 +16,8 @@ from inferry.domain.ports import ModelCard
 from inferry.domain.routes import BatchKey, OutputLength, RouteKey
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.domain.values import replace
+from inferry.ingress.job_parser import parse
 from inferry.ingress.openai.decode import decode_completion
-from inferry.ingress.openai.parse import parse
 from inferry.ingress.wire_format import OPENAI, ClientRequest
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -37,11 +37,13 @@ def a_call(
     key_precision: str | None = None,
     max_tokens: int = 8,
     long_output_tokens: int | None = None,
+    ttft_ms: float | None = 2000,
     **fields: str,
 ) -> InferenceJob:
     tenant = Tenant(name="t", limits=Limits(precision=precision))
     key = ApiKey(key_id="k", tenant="t", secret_hash=b"", limits=Limits(precision=key_precision))
-    lanes = DEFAULT_LANES | {Lane.P1: replace(DEFAULT_LANES[Lane.P1], long_output_tokens=long_output_tokens)}
+    policy = replace(DEFAULT_LANES[Lane.P1], long_output_tokens=long_output_tokens, ttft_ms=ttft_ms)
+    lanes = DEFAULT_LANES | {Lane.P1: policy}
 
     async def parsed() -> InferenceJob:
         clock = SystemClock()
@@ -90,6 +92,11 @@ def test_the_lane_decides_whether_a_call_is_short_or_long(
     long_output_tokens: int | None, max_tokens: int, length: OutputLength | None
 ) -> None:
     assert a_call(max_tokens=max_tokens, long_output_tokens=long_output_tokens).route.length == length
+
+
+@pytest.mark.parametrize(("ttft_ms", "is_batch"), [(2000.0, False), (None, True)])
+def test_a_call_is_batch_work_where_its_lane_has_no_target(ttft_ms: float | None, is_batch: bool) -> None:
+    assert a_call(ttft_ms=ttft_ms).is_batch is is_batch
 
 
 def test_the_payload_has_the_clients_own_cache_salt() -> None:

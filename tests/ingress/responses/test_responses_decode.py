@@ -222,6 +222,16 @@ def test_media_are_features_that_a_model_may_lack() -> None:
     ]
 
 
+def test_log_probabilities_are_those_of_chat() -> None:
+    included = ["message.output_text.logprobs"]
+    assert chat(include=included) == {"model": "m", "messages": [USER], "logprobs": True}
+    request = decode(include=included, top_logprobs=3)
+    body = msgspec.json.decode(request.body)
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 3)
+    assert features_of(request.wire) == [("logprobs", "logprobs")]
+    assert "logprobs" not in chat(top_logprobs=0)
+
+
 def test_the_request_of_codex() -> None:
     request = decode(**codex_request.request())
     body = msgspec.json.decode(request.body)
@@ -241,8 +251,7 @@ def test_the_request_of_codex() -> None:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"truncation": "auto"}, "truncation"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["message.input_image.image_url"]}, "include"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "tools[0]"),
         ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0]"),
@@ -277,6 +286,8 @@ def test_what_no_engine_here_can_do_is_refused_by_name(fields: dict[str, Any], p
         ({"input": [{"type": "function_call", "call_id": "c", "arguments": "{}"}]}, "input[0].name"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"instructions": 7}, "instructions"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 3, "include": ["reasoning.encrypted_content"]}, "top_logprobs"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"tools": [7]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),

@@ -99,6 +99,17 @@ def check_host(host: str) -> str | None:
     return None
 
 
+def advise_on_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
+    """Warnings about settings without the expected effect."""
+    for lane, policy in policies.items():
+        for lower in policy.may_preempt:
+            if not policies[lower].preemptible:
+                yield (
+                    f"lanes.{lane.name}.may_preempt names {lower.name}, whose jobs are not preempted until "
+                    f"lanes.{lower.name}.preemptible is true"
+                )
+
+
 def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
     """Error messages for lanes."""
     shares = math.fsum(policy.share for policy in policies.values())
@@ -120,8 +131,8 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
                 f"({policy.max_wait_ms:g}), which bounds it"
             )
         for lower in policy.may_preempt:
-            if lower <= lane:
-                yield f"{where}.may_preempt names {lower.name}, which is not a lower lane"
+            if lower < lane:
+                yield f"{where}.may_preempt names {lower.name}, which is a higher lane"
         if not 0 < policy.high_watermark <= 1:
             yield f"{where}.high_watermark must be above 0 and at most 1"
         for name in ("share", "reserve"):
@@ -226,6 +237,20 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             yield f"{where}.precision must not be empty"
         if not worker.group:
             yield f"{where}.group must not be empty"
+
+
+def advise_on_precisions(workers: Sequence[WorkerConfig]) -> Iterator[str]:
+    """Models that some workers serve in a stated precision and others in an unstated one."""
+    served: dict[tuple[str, str | None], set[str | None]] = {}
+    for worker in workers:
+        for model in worker.models:
+            served.setdefault((model, worker.pool), set()).add(worker.precision)
+    for (model, _), precisions in served.items():
+        if None in precisions and len(precisions) > 1:
+            yield (
+                f"some workers of model {model} state no precision: an answer that begins there may be continued in "
+                "another one"
+            )
 
 
 def check_roles(workers: Sequence[WorkerConfig]) -> Iterator[str]:

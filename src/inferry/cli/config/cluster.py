@@ -1,4 +1,4 @@
-"""The `cluster` section of the configuration: several gateways that share limits and workers."""
+"""The `cluster` section of the configuration, and remarks on limits that count per gateway."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -70,7 +70,7 @@ def split_address(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def check_cluster(config: ClusterConfig, ledger: str, *, has_workers_file: bool) -> Iterator[str]:
+def check_cluster(config: ClusterConfig, ledger: str) -> Iterator[str]:
     if config.redis is None:
         for name in ("name", "listen", "advertise", "secret_env", "pull_models", "worker_key_env"):
             if getattr(config, name):
@@ -88,8 +88,6 @@ def check_cluster(config: ClusterConfig, ledger: str, *, has_workers_file: bool)
         yield "cluster.listen requires cluster.secret_env"
     if config.listen is None and (config.advertise is not None or config.secret_env is not None):
         yield "cluster.advertise and cluster.secret_env require cluster.listen"
-    if config.listen is not None and has_workers_file:
-        yield "cluster.listen is for workers of the configuration itself: remove workers_file"
     try:
         parts = urlsplit(config.redis)
         is_url = parts.scheme in _SCHEMES and bool(parts.path if parts.scheme == "unix" else parts.hostname)

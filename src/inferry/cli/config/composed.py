@@ -43,9 +43,19 @@ def check_composed(
     for name, route in routes.items():
         yield from _check_route(f"routes.{name}", route)
     for name, cascade in cascades.items():
-        yield from _check_cascade(f"cascades.{name}", cascade, workers)
+        yield from _check_cascade(f"cascades.{name}", cascade)
     for name, ensemble in ensembles.items():
         yield from _check_ensemble(f"ensembles.{name}", ensemble)
+
+
+def reached_models(
+    routes: Mapping[str, RouteConfig], cascades: Mapping[str, CascadeConfig], ensembles: Mapping[str, EnsembleConfig]
+) -> dict[str, set[str]]:
+    """By composed model, the models that it or a composed model that it calls may call."""
+    calls = {name: dict(_calls(name, routes, cascades, ensembles)) for name in (*routes, *cascades, *ensembles)}
+    return {
+        name: {model for one in (name, *_reachable(name, calls)) for model in calls[one].values()} for name in calls
+    }
 
 
 def served_models(workers: Sequence[WorkerConfig]) -> set[str]:
@@ -115,7 +125,7 @@ def _check_route(where: str, route: RouteConfig) -> Iterator[str]:
             yield f"{where}.classify.timeout_ms and max_tokens must be at least 1"
 
 
-def _check_cascade(where: str, cascade: CascadeConfig, workers: Sequence[WorkerConfig]) -> Iterator[str]:
+def _check_cascade(where: str, cascade: CascadeConfig) -> Iterator[str]:
     accept = cascade.accept
     if cascade.small == cascade.large:
         yield f"{where}.small and large are the same model"
@@ -127,9 +137,6 @@ def _check_cascade(where: str, cascade: CascadeConfig, workers: Sequence[WorkerC
             yield f"{where}.accept.{name} must not be above 0: log probabilities are not"
     if not accept.needs_logprobs and accept.verifier is None and not accept.schema:
         yield f"{where}.accept accepts every answer: set a log probability, a schema or a verifier"
-    hosts = [worker for worker in workers if cascade.small in _models_of(worker)]
-    if accept.needs_logprobs and hosts and all(isinstance(worker, EmbeddedWorkerConfig) for worker in hosts):
-        yield f"{where}.accept needs log probabilities, which the embedded engine does not give for {cascade.small}"
     if accept.verifier is not None:
         yield from _check_verifier(f"{where}.accept.verifier", accept.verifier)
 

@@ -3,20 +3,16 @@
 An unknown key or an invalid value is an error that names its path and the closest known key.
 """
 
-import difflib
 import os
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
-from msgspec import Struct
 
-from inferry.cli.config.checks import check_values
 from inferry.cli.config.cluster import shown_redis_url
+from inferry.cli.config.conversion import convert_config
 from inferry.cli.config.environment import apply_environment
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.sections import sections_of
@@ -49,15 +45,7 @@ def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
     raw = apply_environment(raw, env or {})
     if raw.get("workers_file") is not None:
         raw.setdefault("workers", [])
-    _refuse_unknown_keys(raw, Config, "")
-    _restore_off_words(raw)
-    problems = list(check_values(raw))
-    if problems:
-        raise ConfigError("; ".join(problems))
-    try:
-        config = msgspec.convert(raw, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_format_error(_locate_error(raw, str(error)))) from None
+    config = convert_config(raw)
     problems = list(check_config(config))
     if problems:
         raise ConfigError("; ".join(problems))
@@ -117,72 +105,6 @@ def dump(config: Config) -> str:
 def _redact(secret: str) -> str:
     """The name of the secret's environment variable, or asterisks."""
     return secret if secret.startswith("$") else "***"
-
-
-def _restore_off_words(raw: dict[str, Any]) -> None:
-    """YAML reads a bare `off` as false and `on` as true; `window` and `auth.mode` use them as modes."""
-    auth = raw.get("auth")
-    if isinstance(auth, dict) and isinstance(auth.get("mode"), bool):
-        raw["auth"] = {**auth, "mode": "on" if auth["mode"] else "off"}
-    lanes = raw.get("lanes")
-    for lane in lanes.values() if isinstance(lanes, dict) else ():
-        if isinstance(lane, dict) and lane.get("window") is False:
-            lane["window"] = "off"
-
-
-def _refuse_unknown_keys(raw: Any, kind: Any, path: str) -> None:
-    """Runs before msgspec checks types, so that the message can suggest the closest key."""
-    if isinstance(raw, list | tuple):
-        (inner, *_) = typing.get_args(kind) or (None,)
-        for index, item in enumerate(raw):
-            _refuse_unknown_keys(item, inner, f"{path}[{index}]")
-        return
-    if typing.get_origin(kind) is dict and isinstance(raw, dict):
-        for key, value in raw.items():
-            _refuse_unknown_keys(value, typing.get_args(kind)[1], f"{path}.{key}")
-        return
-    struct = _struct_for(kind, raw)
-    if struct is None or not isinstance(raw, dict):
-        return
-    fields = typing.get_type_hints(struct)
-    tag_field = struct.__struct_config__.tag_field
-    known = [*struct.__struct_fields__, *([tag_field] if tag_field else [])]
-    for key, value in raw.items():
-        where = f"{path}.{key}" if path else str(key)
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"; did you mean `{near[0]}`?" if near else f"; known keys are {', '.join(known)}"
-            raise ConfigError(f"unknown key `{where}`{hint}")
-        if key != tag_field:
-            _refuse_unknown_keys(value, fields[key], where)
-
-
-def _struct_for(kind: Any, raw: Any) -> type[Struct] | None:
-    """The Struct of a value: for a tagged union, the one named by its tag."""
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    structs = [one for one in options if isinstance(one, type) and issubclass(one, Struct)]
-    if len(structs) > 1 and isinstance(raw, dict):
-        tag_field = structs[0].__struct_config__.tag_field
-        structs = [one for one in structs if one.__struct_config__.tag == raw.get(tag_field)]
-    return structs[0] if structs else None
-
-
-def _locate_error(raw: dict[str, Any], message: str) -> str:
-    """Resolve the `[...]` of msgspec's `$.tenants[...]` by converting each entry alone."""
-    section = message.partition("`$.")[2].partition("[...]")[0]
-    entries = raw.get(section) if "[...]" in message else None
-    for key, entry in entries.items() if isinstance(entries, dict) else ():
-        try:
-            msgspec.convert({section: {key: entry}}, Config)
-        except msgspec.ValidationError as error:
-            return str(error).replace("[...]", f".{key}", 1)
-    return message
-
-
-def _format_error(message: str) -> str:
-    """msgspec's `Expected `int`, got `str` - at `$.server.port`` with the path first."""
-    what, _, where = message.partition(" - at ")
-    return f"{where.strip('`').removeprefix('$.')}: {what}" if where else what
 
 
 def _kind(value: Any) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from inferry.admission.overflow_budget import OverflowBudget
+from inferry.admission.watermarks import WatermarkTracker
 from inferry.cli.config.checks import check_range
 from inferry.cli.config.tenants import PriceConfig
 from inferry.cli.config.workers import OpenAIWorkerConfig, WorkerConfig
@@ -25,12 +26,12 @@ class OverflowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Prices per token of the hosted workers, by model name; `*` is any other model. A call whose model has no price
     per token does not overflow. What tenants pay for a call is in the other section `prices`."""
 
-    def budget(self) -> OverflowBudget | None:
-        """The accounts of overflow; None where it is off."""
+    def budget(self, watermarks: WatermarkTracker | None) -> OverflowBudget | None:
+        """The accounts of overflow; None where it is off. Without a database they have no watermarks."""
         if self.day_money_ceiling is None:
             return None
         prices = {model: price.price() for model, price in self.prices.items()}
-        return OverflowBudget(prices, self.day_money_ceiling, self.run_money_ceiling, self.tenants)
+        return OverflowBudget(prices, self.day_money_ceiling, self.run_money_ceiling, self.tenants, watermarks)
 
 
 def check_overflow(overflow: OverflowConfig, workers: Sequence[WorkerConfig], *, is_shared: bool) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from inferry.pipelines.declaration import Pipeline
-from inferry.pipelines.graph import CheckedPipeline, PipelineError, check_pipeline
+from inferry.pipelines.graph import CheckedPipeline, PipelineError, check_pipeline, models_of
 from inferry.pipelines.resources import load_pipeline, load_resources
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -24,10 +24,12 @@ def checked_pipelines(pipelines: Mapping[str, PipelineConfig]) -> list[CheckedPi
     return [_checked(name, config) for name, config in pipelines.items()]
 
 
-def check_pipelines(pipelines: Mapping[str, PipelineConfig], taken: Collection[str]) -> Iterator[str]:
+def check_pipelines(
+    pipelines: Mapping[str, PipelineConfig], taken: Collection[str], reached: Mapping[str, Collection[str]]
+) -> Iterator[str]:
     """Problems of pipelines. Modules of functions are imported, and files of documents are read.
 
-    `taken` are names of other models.
+    `taken` are names of other models, `reached` all models that a composed model may call, by its name.
     """
     for name, config in pipelines.items():
         where = f"pipelines.{name}"
@@ -43,6 +45,11 @@ def check_pipelines(pipelines: Mapping[str, PipelineConfig], taken: Collection[s
         except PipelineError as error:
             yield str(error)
             continue
+        for model in dict.fromkeys(models_of(checked.graph)):
+            if model in pipelines and model not in taken:
+                yield f"{where}: a stage calls the pipeline {model}; it can call models, routes, cascades and ensembles"
+            elif found := pipelines.keys() & reached.get(model, ()):
+                yield f"{where}: a stage calls {model}, which may call the pipeline {min(found)}"
         try:
             load_resources(checked.graph, Path())
         except PipelineError as error:

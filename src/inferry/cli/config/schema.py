@@ -92,7 +92,8 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Slow responses and long prompts extend it."""
     no_worker_timeout_s: float = 30.0
     """How long a call without a deadline waits for a worker of its model, in seconds, before it gets 503
-    `no_worker`; 0 refuses at once. A call with a deadline waits until the deadline."""
+    `no_worker`; 0 refuses at once. A call with a deadline waits until the deadline. Calls wait only if a worker of the
+    model has been up since the gateway started, or is started on demand: before that they get 503 at once."""
     max_hedged_retry_ratio: float = 0.02
     """Maximum fraction of calls that are retried on another worker because their first token is overdue and their
     worker silent; 0 disables hedged retries."""
@@ -102,7 +103,8 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One lane; omitted keys keep the lane's default."""
 
     max_wait_ms: float | UnsetType = UNSET
-    """Longest voluntary hold of a job for any reason; after it the job is sent alone."""
+    """Longest hold of a job for others to join its batch; after it the job is sent alone. Pauses of runs
+    (`sessions.max_pause_s`) do not count."""
     coalesce_ms: float | UnsetType = UNSET
     """Longest hold of a job in a batching window, from its arrival."""
     window: Literal["adaptive", "fixed", "off"] | UnsetType = UNSET
@@ -120,7 +122,8 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reserve: float | UnsetType = UNSET
     """Fraction of every worker's capacity that jobs of this lane leave to higher lanes."""
     may_preempt: tuple[Literal["P0", "P1", "P2"], ...] | UnsetType = UNSET
-    """Lower lanes whose running jobs may be preempted for a job of this lane; they resume later."""
+    """Lower lanes whose running jobs may be preempted for a job of this lane, where they are `preemptible`; they resume
+    later. Where the lane names itself, its own jobs yield once they have written twice their predicted output."""
     preemptible: bool | UnsetType = UNSET
     """Whether running jobs of this lane may be preempted by a lane that names it."""
     ttft_ms: float | UnsetType | None = UNSET
@@ -166,7 +169,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engines. With a `workers_file` and no `workers` there is no built-in worker."""
     workers_file: str | None = None
     """A YAML list of further workers, written as in `workers` and checked every second: workers are added, replaced
-    and removed as it changes. It is a regular file of at most 1 MiB. An invalid file is logged and changes nothing."""
+    and removed as it changes. It is a regular file of at most 1 MiB. An invalid file is logged and changes nothing.
+    With `cluster.listen` only the gateway that owns the workers uses it."""
     scaling: ScalingConfig = ScalingConfig()
     """How many workers a group should have."""
     sessions: SessionsConfig = SessionsConfig()

@@ -1,10 +1,10 @@
 """The sections of a configuration that have versions: complete as values, and back into a configuration."""
 
-import typing
 from typing import Any
 
 import msgspec
 
+from inferry.cli.config.conversion import convert_config
 from inferry.cli.config.schema import Config, ConfigError, LaneConfig
 from inferry.cli.config.validation import check_config
 from inferry.domain.settings_versions import Sections
@@ -48,9 +48,5 @@ def _replaced(config: Config, sections: Sections) -> Config:
     unknown = sorted(sections.keys() - VERSIONED.keys())
     if unknown:
         raise ConfigError(f"{', '.join(unknown)} has no versions; sections with versions: {', '.join(VERSIONED)}")
-    kinds = typing.get_type_hints(Config)
-    try:
-        changes = {name: msgspec.convert(value, kinds[name]) for name, value in sections.items()}
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from None
-    return msgspec.structs.replace(config, **changes)
+    given = convert_config(sections)
+    return msgspec.structs.replace(config, **{name: getattr(given, name) for name in sections})

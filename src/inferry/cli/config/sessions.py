@@ -13,7 +13,7 @@ class SessionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     pause: bool = False
     """Whether runs pause between two calls while the KV of the other active runs fills the cache of a worker, instead
-    of evicting each other's prefixes. Calls of P0 and calls without a run never pause."""
+    of evicting each other's prefixes. Calls of P0 and calls without a run id never pause."""
     max_pause_s: float = 50.0
     """Longest pause of a call, in seconds; half of the time to its deadline if that is less."""
 

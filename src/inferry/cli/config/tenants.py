@@ -1,4 +1,4 @@
-"""The sections `auth`, `tenants` and `prices` of the configuration."""
+"""The sections `auth`, `tenants` and `prices` of the configuration, and remarks on them."""
 
 import ipaddress
 import math
@@ -11,7 +11,7 @@ from msgspec import Struct
 from inferry.cli.config.workers import EmbeddedWorkerConfig, RayWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.domain.keys import is_valid_tenant_name
 from inferry.domain.prices import Price
-from inferry.domain.settings import MONEY_CEILINGS, LimitSettings, TenantSettings
+from inferry.domain.tenant_settings import MONEY_CEILINGS, LimitSettings, TenantSettings
 from inferry.engine.bundled import BUNDLED_MODEL
 
 

@@ -15,7 +15,7 @@ from inferry.cli.config.checks import (
     check_workers,
 )
 from inferry.cli.config.cluster import check_cluster
-from inferry.cli.config.composed import check_composed, served_models
+from inferry.cli.config.composed import check_composed, reached_models, served_models
 from inferry.cli.config.histories import check_histories
 from inferry.cli.config.overflow import check_overflow
 from inferry.cli.config.pipelines import check_pipelines
@@ -64,7 +64,9 @@ def check_config(config: Config) -> Iterator[str]:
     yield from check_tracing(config.tracing)
     yield from check_alerts(config.alerts)
     yield from check_pipelines(
-        config.pipelines, served_models(config.workers) | {*config.routes, *config.cascades, *config.ensembles}
+        config.pipelines,
+        served_models(config.workers) | {*config.routes, *config.cascades, *config.ensembles},
+        reached_models(config.routes, config.cascades, config.ensembles),
     )
     yield from check_tenants(config.auth, config.tenants, config.prices)
     if config.workers_file is None:
@@ -75,7 +77,7 @@ def check_config(config: Config) -> Iterator[str]:
         yield f"ledger {problem}"
     if config.cluster.redis is not None and any(isinstance(worker, RayWorkerConfig) for worker in config.workers):
         yield "workers of kind ray cannot be used with cluster.redis: a replica has one gateway"
-    yield from check_cluster(config.cluster, config.ledger, has_workers_file=config.workers_file is not None)
+    yield from check_cluster(config.cluster, config.ledger)
 
 
 def _check_server(server: ServerConfig) -> Iterator[str]:

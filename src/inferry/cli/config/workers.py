@@ -45,7 +45,7 @@ class EmbeddedWorkerConfig(
     `auto` on a GPU. The engine does not start if it does not fit into memory; `inferry models check` says what fits."""
     memory_share: float | None = None
     """Share of the device's memory that an engine with `kv_tokens: auto` uses, less what other processes use on a GPU;
-    0.2 to 0.3 where latency matters more than throughput. null: 0.8 on a CPU, 0.9 on a GPU."""
+    0.2 to 0.3 where latency matters more than throughput. null: 0.8, as `inferry models check` assumes."""
     mode: EngineMode = "continuous"
     """How calls share steps. `continuous`: they join and leave in every step. `hybrid`: prompts are computed
     in groups, in steps of their own, which makes long inter-token latencies rare. `static`: a padded pass runs until
@@ -141,11 +141,11 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpus: int = 1
     """GPUs behind the server, such as vLLM's `--tensor-parallel-size`. GPU-seconds in the ledger and
     `prices.<model>.gpu_hour` count each. 0 keeps no GPU-seconds."""
-    tasks: tuple[Literal["generate", "embed", "score"], ...] | None = None
-    """What the models do. null asks a `vllm` or `sglang` server for an embedding and a score of its first model at
-    startup; a hosted API may generate and embed; other kinds generate."""
+    tasks: tuple[Literal["generate", "embed", "score", "classify"], ...] | None = None
+    """What the models do. null asks a `vllm` server for an embedding, a score and a classification of its first model
+    at startup, and an `sglang` server for an embedding; a hosted API may generate and embed; other kinds generate."""
     max_inputs_per_request: int = 2048
-    """Maximum inputs to embed or score in one request, of one call or of several calls together."""
+    """Maximum inputs to embed, score or classify in one request, of one call or of several calls together."""
     connect_timeout_s: float = 5.0
     """Time to connect, in seconds."""
     first_token_timeout_s: float = 120.0

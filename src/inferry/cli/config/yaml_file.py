@@ -35,5 +35,15 @@ def read_yaml(text: str) -> Any:
 
 
 def one_line_error(error: yaml.YAMLError) -> str:
-    """The error in one line."""
-    return " ".join(str(error).split())
+    """The error in one line, with its place. The text of the document is not repeated: it may be a secret."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        parts = [error.problem or "", error.context or "", error.note or ""]
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {_one_line(', '.join(filter(None, parts)))}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{error.reason}, at character {error.position + 1}"
+    return _one_line(str(error))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,13 +1,14 @@
 """Where executions in flight are found: by prompt, by the call they repeat, by the job that leads them."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from inferry.dispatch.singleflight.execution import Execution, PromptKey
 from inferry.dispatch.singleflight.request_key import is_deterministic
 from inferry.dispatch.singleflight.response_cache import RepeatKey
 from inferry.domain.jobs import InferenceJob
 
-MAX_COMPARED = 8
+MAX_COMPARED: Final = 8
 """Executions with the same prompt hash that are compared: the newest ones."""
 
 

@@ -1,6 +1,6 @@
 """Answers that are kept after their end, for calls that are made again. Pure: time is an argument.
 
-Bounded in time and in bytes. Where there is not room for all, the tenant that holds most loses its oldest.
+Bounded in time and in bytes. Where not all responses fit, the tenant that holds most loses its oldest.
 """
 
 import heapq

@@ -13,7 +13,7 @@ Belongs to one event loop; nothing here waits.
 """
 
 import asyncio
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
@@ -54,7 +54,7 @@ from inferry.streams.mailbox import JobStream, MergeCounter
 SharingKind = Literal["identical", "joined", "replayed"]
 SHARING_KINDS: tuple[SharingKind, ...] = ("identical", "joined", "replayed")
 
-MAX_LINGER_S = 60.0
+MAX_LINGER_S: Final = 60.0
 
 _LEADER_ONLY_ERRORS = (
     ClientClosed,
@@ -114,7 +114,12 @@ class SingleFlight:
         return self._history_budget.used + self._response_cache.used
 
     def may_share(self, job: InferenceJob) -> bool:
-        """Whether the job may share an execution, or others its own. Jobs that may not cost only this check."""
+        """Whether the job may share an execution, or others its own. Jobs that may not cost only this check.
+
+        A job that resumes begins in the middle of an answer, where no other begins.
+        """
+        if job.resume_point is not None:
+            return False
         if job.repeat is not None:
             return self._sharing.repeats
         sampling = job.payload.sampling  # `is_deterministic`, without the call
@@ -122,6 +127,8 @@ class SingleFlight:
 
     def submit(self, job: InferenceJob, caller: Caller) -> Reader:
         """The job's stream: of a shared execution, or of one of its own that others may share."""
+        if job.job_id in self._subscribers:
+            raise ValueError(f"job {job.job_id} is in flight already")
         if job.repeat is not None and job.repeat.fresh:
             return self._start_execution(job, caller)
         if (cached := self._find_cached(job)) is not None:
@@ -208,6 +215,11 @@ class SingleFlight:
         migrated: Subscriber | None = None,
     ) -> Subscriber:
         """Subscribe to an execution in flight, from its beginning."""
+        if job.job_id == execution.job.job_id:
+            # Stored work that was stopped here and has come back: the execution that outlived its reader is its own.
+            execution.stop_lingering()
+            execution.leave_error = None
+            return self._subscribe(execution, job, caller, None, None, migrated)
         ticket = self._host.admit_follower(job, caller)
         self._host.shared(kind)
         execution.stop_lingering()

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from inferry.engine.adapters import PROJECTIONS, Adapter, LowRank, module_shapes, read_adapter
+from inferry.engine.adapter_weights import PROJECTIONS, Adapter, LowRank, module_shapes, read_adapter
 from inferry.engine.config import EngineConfig
 from inferry.engine.gpu.adapter_tiles import tile_rows
 from inferry.engine.gpu.kernels.lora import StackedAdapters, add_adapters, splits_of

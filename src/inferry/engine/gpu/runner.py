@@ -17,6 +17,8 @@ from inferry.engine.gpu.decoder import GpuDecoder
 from inferry.engine.gpu.graphs import Passes
 from inferry.engine.gpu.metadata import Packed, Sections, host_sections, pack
 from inferry.engine.gpu.sampling import choose_masked, draw_on_device
+from inferry.engine.logprobs import TABLE_WIDTH, keep_logprobs, logprob_rows
+from inferry.engine.model import probabilities
 from inferry.engine.planner import Work
 from inferry.engine.pooling import pool
 from inferry.engine.sampling import fill_masks, mask_words
@@ -36,6 +38,7 @@ class _Slot:
         self.sampled = torch.zeros_like(decoder.sampled, device="cpu", pin_memory=is_pinned)
         self.done = torch.cuda.Event() if is_pinned else None  # type: ignore[no-untyped-call]
         self._masks: Tensor | None = None
+        self._logprobs: Tensor | None = None
 
     def masks(self, decoder: GpuDecoder) -> Tensor:
         """Memory for the masks of grammars, allocated by the first that has one."""
@@ -44,9 +47,24 @@ class _Slot:
             self._masks = torch.zeros(shape, dtype=torch.int32, pin_memory=decoder.metadata.is_cuda)
         return self._masks
 
+    def logprobs(self, decoder: GpuDecoder, table: Tensor) -> Tensor:
+        """Copy log probabilities to the host. The memory is allocated by the first that asks."""
+        if self._logprobs is None:
+            places = decoder.capacity.pieces * TABLE_WIDTH
+            self._logprobs = torch.zeros(places, dtype=torch.float64, pin_memory=decoder.metadata.is_cuda)
+        return self._logprobs[: table.numel()].view(table.shape).copy_(table, non_blocking=True)
+
     def wait(self) -> None:
         if self.done is not None:
             self.done.synchronize()
+
+
+@dataclass(frozen=True)
+class _Logprobs:
+    """A table of `LogprobRows` in host memory, once the step is done."""
+
+    table: Tensor
+    sequences: list[Sequence]
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,7 @@ class _Step:
     work: Ordered[Work]
     sampled: list[Work]
     slot: _Slot
+    logprobs: _Logprobs | None
 
 
 class GpuRunner:
@@ -75,6 +94,7 @@ class GpuRunner:
         self.eos_ids = config.eos_ids
         self.tasks = tuple(sorted(task.value for task in config.tasks))
         self.features = ("dimensions",) if config.has_dimensions else ()
+        self.labels = config.labels
 
     @property
     def logits(self) -> Tensor:
@@ -107,26 +127,31 @@ class GpuRunner:
         self._passes.body(packed)
         if any(piece.sequence.is_pooled for piece in packed.pieces):
             pool(self._pooled, decoder.logits, packed.pieces)
+        logprobs: _Logprobs | None = None
         if packed.ending:
-            self._sample(packed, slot)
+            logprobs = self._sample(packed, slot)
             count = len(packed.ending)
             slot.sampled[:count].copy_(decoder.sampled[:count], non_blocking=True)
         if slot.done is not None:
             slot.done.record()
         self._sampled_at = {piece.sequence.key: index for index, piece in enumerate(packed.ending)}
-        self._in_flight.append(_Step(work, packed.ending, slot))
+        self._in_flight.append(_Step(work, packed.ending, slot, logprobs))
 
     def collect(self) -> list[int]:
         """The tokens of the oldest step in flight, in the order of its work."""
         step = self._in_flight.popleft()
         step.slot.wait()
         tokens: list[int] = step.slot.sampled[: len(step.sampled)].tolist()
+        if step.logprobs is not None:
+            keep_logprobs(step.logprobs.table, step.logprobs.sequences)
         by_key = {piece.sequence.key: token for piece, token in zip(step.sampled, tokens, strict=True)}
         return [by_key[piece.sequence.key] for piece in step.work if piece.sequence.key in by_key]
 
-    def _sample(self, packed: Packed, slot: _Slot) -> None:
+    def _sample(self, packed: Packed, slot: _Slot) -> _Logprobs | None:
         decoder = self._decoder
         self._passes.tail(len(packed.ending))
+        # Outside the captured graph, for the rows that ask only.
+        logprobs = logprob_rows(decoder.logits, [piece.sequence for piece in packed.ending])
         constrained = [row for row, piece in enumerate(packed.ending) if piece.sequence.matcher is not None]
         if constrained:
             # The host computes the masks while the device computes the pass.
@@ -138,6 +163,9 @@ class GpuRunner:
             sequences: list[Sequence] = [packed.ending[row].sequence for row in drawn]
             rows = torch.tensor(drawn).to(decoder.logits.device, non_blocking=True)
             decoder.sampled[rows] = draw_on_device(decoder.logits[rows], sequences)
+        if logprobs is None:
+            return None
+        return _Logprobs(slot.logprobs(decoder, logprobs.table(decoder.sampled)), logprobs.sequences)
 
 
 class _PooledStates:
@@ -152,4 +180,4 @@ class _PooledStates:
         return self._decoder.states(rows.to(hidden.device, torch.int32)).float().cpu()
 
     def scores(self, states: Tensor) -> Tensor | None:
-        return None if self._score is None else torch.sigmoid(torch.mm(states, self._score))
+        return None if self._score is None else probabilities(self.config, torch.mm(states, self._score))

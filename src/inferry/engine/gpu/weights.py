@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inferry.domain.routes import Task
-from inferry.engine.checkpoint import UnsupportedModel, weight_files
+from inferry.engine.checkpoint import UnsupportedModel, check_head, weight_files
 from inferry.engine.gpu.kernels.rotary import HeadNorms
 from inferry.engine.model import ModelConfig
 
@@ -104,7 +104,10 @@ def _build(config: ModelConfig, tensors: dict[str, Tensor]) -> GpuWeights:
     layers = tuple(_layer(config, f"{prefix}layers.{index}.", take, maybe) for index in range(config.layers))
     final_norm = take(f"{prefix}norm.weight")
     head = maybe("lm_head.weight")
-    score = None if Task.EMBED in config.tasks else take("score.weight")
+    score = None
+    if Task.EMBED not in config.tasks:
+        score = take("score.weight")
+        check_head(config, len(score))
     unused = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
     if unused:
         raise UnsupportedModel(f"unknown tensors, for example {unused[0]}")

@@ -1,4 +1,4 @@
-"""The turns of a Messages request as chat messages. Texts stay JSON: they are copied from one body into the other."""
+"""The turns of a Messages request, for `chat_messages`, which orders them. Texts stay JSON: they are copied."""
 
 import re
 

@@ -1,10 +1,12 @@
 """`POST /v1/messages/count_tokens`: the prompt tokens of a Messages request."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.callers import Caller
-from inferry.domain.errors import NotFound
+from inferry.domain.errors import ModelNotAllowed, NotFound, NoWorker
 from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.anthropic.decode import decode_count
 from inferry.ingress.anthropic.format import MessagesFormat
@@ -12,13 +14,17 @@ from inferry.ingress.headers import identifier, request_id
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.job_ids import new_job_id
-from inferry.ingress.openai.parse import body_for, check_features, find_card, tokenize_long
+from inferry.ingress.job_parser import body_for, check_features, find_card, tokenize_long
+from inferry.ingress.openai.decode import check_ranges
 from inferry.ingress.openai.prompt import PromptText, read_prompt
 from inferry.ingress.router import JSON, Fail, Refuse, Router
+from inferry.ingress.run_identity import identity
+from inferry.pipelines.composed import ComposedModel
+from inferry.pipelines.versions import ComposedVersions
 
 
 class TokenCountsRouter(Router):
-    """Counts with the model's tokenizer, else asks a worker, else estimates."""
+    """Counts with the model's tokenizer, else asks a worker, else estimates. Of composed models it estimates."""
 
     prefix = "/v1/messages/count_tokens"
     paths = (f"POST {prefix}",)
@@ -27,6 +33,7 @@ class TokenCountsRouter(Router):
     def __init__(self, refuse: Refuse, fail: Fail, gateway: Gateway) -> None:
         super().__init__(refuse, fail)
         self._gateway = gateway
+        self.composed = ComposedVersions()
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         if path != self.prefix:
@@ -49,6 +56,10 @@ class TokenCountsRouter(Router):
         """The prompt's tokens, and whether they were counted."""
         models = self._gateway.models
         decoded = decode_count(request.body, self.format)
+        check_ranges(decoded.wire)
+        if self._is_composed(decoded.wire.model, request, caller):
+            model = self._typical_model(decoded.wire.model, request, caller)
+            return self._estimate(model, request, caller, len(decoded.body)), False
         card = find_card(decoded.wire.model, models, caller)
         check_features(decoded, card)
         body = body_for(decoded, card)
@@ -58,5 +69,33 @@ class TokenCountsRouter(Router):
         count = await self._gateway.count_tokens(card.name, caller.pool, body)
         if count is not None:
             return count, True
+        return self._estimate(card.name, request, caller, len(body)), False
+
+    def _estimate(self, model: str, request: Request, caller: Caller, size: int) -> int:
         template_id = identifier(request.headers, b"x-inferry-template-id")
-        return models.estimator.prompt(caller.tenant.name, card.name, template_id, len(body)).expected, False
+        return self._gateway.models.estimate_prompt(caller.tenant.name, model, template_id, size).expected
+
+    def _is_composed(self, name: str, request: Request, caller: Caller) -> bool:
+        """Whether the name is that of a composed model. Raises ModelNotAllowed."""
+        if name not in self._composed(request, caller):
+            return False
+        try:
+            is_served = self._gateway.models.card(name, caller.pool) is not None
+        except NoWorker:
+            is_served = False
+        if not is_served and not caller.allows_model(name):
+            raise ModelNotAllowed(f"this key may not use the model `{name}`", param="model")
+        return not is_served
+
+    def _typical_model(self, name: str, request: Request, caller: Caller) -> str:
+        """The model behind a composed one, also through others; itself where it has none."""
+        composed = self._composed(request, caller)
+        for _ in range(len(composed)):
+            if name not in composed:
+                break
+            name = composed[name].typical_model or name
+        return name
+
+    def _composed(self, request: Request, caller: Caller) -> Mapping[str, ComposedModel]:
+        run = identity(request.headers, new_job_id())
+        return self.composed.of(caller.tenant.name, run.run_id).models

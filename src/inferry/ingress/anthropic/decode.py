@@ -4,13 +4,14 @@ Tools are written before the messages, as chat templates write them, so that equ
 """
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from inferry.domain.errors import InvalidRequest, UnsupportedFeature
 from inferry.ingress.anthropic.conversation import Conversation
 from inferry.ingress.anthropic.format import MessagesFormat
 from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest, Tool, ToolChoice
 from inferry.ingress.errors import printable
+from inferry.ingress.openai.chat_options import PassedOptions
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, decode_body
 from inferry.ingress.openai.features import is_given
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, ResponseFormat
@@ -18,10 +19,14 @@ from inferry.ingress.wire_format import ClientRequest, Endpoint, WireFormat
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
+_arguments_decoder = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.encode
 
 MESSAGES = b"/v1/messages"
 
+OPTIONS = PassedOptions(
+    {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "response_format": "output_config.format"}
+)
 _EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that not every version of vLLM knows."""
 _TIERS = {"standard_only": "default"}
@@ -42,15 +47,6 @@ class MessagesEndpoint(Endpoint):
         if request.stop_sequences:
             chat.add("stop", request.stop_sequences)
             wire.stop = request.stop_sequences
-        if request.temperature is not None:
-            chat.add("temperature", request.temperature)
-            wire.temperature = request.temperature
-        if request.top_p is not None:
-            chat.add("top_p", request.top_p)
-            wire.top_p = request.top_p
-        if request.top_k is not None:
-            chat.add("top_k", request.top_k)
-            wire.top_k = request.top_k
         if request.stream:
             chat.add("stream", True)
             wire.stream = True
@@ -74,6 +70,7 @@ class _ChatBody:
         for name, raw in (("container", request.container), ("mcp_servers", request.mcp_servers)):
             if is_given(raw):
                 raise UnsupportedFeature(f"`{name}` is not supported", param=name)
+        OPTIONS.check(request)
         if not request.messages:
             raise InvalidRequest("`messages` must not be empty", param="messages")
         conversation = Conversation()
@@ -95,6 +92,7 @@ class _ChatBody:
             self._pieces.append(b',"continue_final_message":true,"add_generation_prompt":false')
         self._add_tool_choice(request.tool_choice)
         self._add_response_format(request)
+        self._pieces.append(OPTIONS.pass_on(request, self.wire))
 
     def add(self, name: str, value: object) -> None:
         self._add_raw(name, _encode(value))
@@ -137,11 +135,22 @@ def _reasoning(request: CountTokensRequest) -> bytes:
     fields = b""
     thinking, config = request.thinking, request.output_config
     if thinking is not None and thinking.type != "adaptive":
-        is_on = b"true" if thinking.type == "enabled" else b"false"
-        fields = b',"chat_template_kwargs":{"enable_thinking":%b,"thinking":%b}' % (is_on, is_on)
+        is_on = thinking.type == "enabled"
+        # The client's own arguments are in the body already; the last of two equal fields counts.
+        arguments = {"enable_thinking": is_on, "thinking": is_on, **_template_arguments(request.chat_template_kwargs)}
+        fields = b',"chat_template_kwargs":' + _encode(arguments)
     if config is not None and config.effort is not None:
         fields += b',"reasoning_effort":' + _encode(_EFFORTS.get(config.effort, config.effort))
     return fields
+
+
+def _template_arguments(given: Raw | UnsetType) -> dict[str, Raw]:
+    if not is_given(given):
+        return {}
+    try:
+        return _arguments_decoder.decode(given)  # type: ignore[arg-type]
+    except msgspec.MsgspecError:
+        raise InvalidRequest("`chat_template_kwargs` must be an object", param="chat_template_kwargs") from None
 
 
 def _tools(tools: list[Tool]) -> bytes:

@@ -1,12 +1,15 @@
 """Requests to `/v1/messages`, as far as the gateway reads them.
 
-Texts and JSON objects are `Raw`, so that a long prompt is scanned and never copied. Fields that are not named here are
-ignored, `cache_control` and `context_management` among them.
+Texts and JSON objects are `Raw`, so that a long prompt is scanned and never copied. The options of chat completions are
+passed on or refused (`openai.chat_options`). Fields that are named neither here nor there are ignored, `cache_control`
+and `context_management` among them.
 """
 
 from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
+
+from inferry.ingress.openai.request_schema import ChatOptions
 
 
 class Source(Struct):
@@ -72,10 +75,9 @@ class Metadata(Struct):
     user_id: str | None = None
 
 
-class CountTokensRequest(Struct, kw_only=True):
-    """The fields that are part of the prompt."""
+class CountTokensRequest(ChatOptions, kw_only=True):
+    """The fields that are part of the prompt, and options."""
 
-    model: str
     messages: list[Turn]
     system: Raw | UnsetType = UNSET
     tools: list[Tool] | None = None
@@ -92,8 +94,5 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: int
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

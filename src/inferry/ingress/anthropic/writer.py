@@ -48,7 +48,7 @@ class MessageWriter:
             elif self._kind == _THINKING:
                 text = self._reader.reasoning(delta.raw)
             if text is not None:
-                return self._before + text + _END
+                return b"%b%b%b" % (self._before, text, _END)
         events = [] if self._started else [self._start()]
         for item in self._reader.read(delta):
             self._write(item, events)

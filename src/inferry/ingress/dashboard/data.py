@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from inferry._version import __version__
-from inferry.dispatch.gateway import Gateway, Run, RunStatus
+from inferry.dispatch.gateway import Gateway, Run, RunStatus, tree_totals
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
@@ -150,7 +150,7 @@ class DashboardData:
         return (active + others)[:limit]
 
     def _live_run(self, run: Run, status: RunStatus, epoch: float) -> RunState:
-        tree = self._gateway.tree_totals(run, MAX_TREE_RUNS)
+        tree = tree_totals(run, MAX_TREE_RUNS)
         is_partial = tree[1] >= MAX_TREE_RUNS
         return overview.live_run(run, status, epoch, self._gateway.attempt_of, tree, is_partial=is_partial)
 

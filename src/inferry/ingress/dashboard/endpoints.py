@@ -16,14 +16,15 @@ from inferry.ingress.dashboard.values import RunStates, SessionState, Timeline
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.router import Fail, Refuse, Router
+from inferry.ingress.runs import MAX_TIMELINE_CALLS, RunEndpoints, run_identifier
 from inferry.ingress.runs import PREFIX as TENANT_RUNS
-from inferry.ingress.runs import RunEndpoints, run_identifier
 
 SESSION = "/admin/session"
 OVERVIEW = "/admin/overview"
 STREAM = "/admin/overview/stream"
 RUNS = "/admin/runs"
 _TIMELINE = "/timeline"
+_PERFETTO = "format=perfetto"
 SESSION_PATHS = (f"GET {SESSION}", f"POST {SESSION}", f"DELETE {SESSION}")
 PATHS = (
     *(f"GET {OVERVIEW}", f"GET {STREAM}", f"GET {RUNS}", f"GET {RUNS}/{{id}}", f"DELETE {RUNS}/{{id}}"),
@@ -134,9 +135,12 @@ class DashboardEndpoints(Router):
         if request.method not in (*_GETS, b"DELETE"):
             raise WrongMethod(f"{RUNS}/{{id}}", "GET, HEAD, DELETE")
         tenant, others = _split_tenant(query)
-        if is_timeline:
+        if is_timeline and others == _PERFETTO:
+            trace = f"{_PERFETTO}&limit={MAX_TIMELINE_CALLS}"
+            self._runs.serve_tenant(tenant, f"{TENANT_RUNS}/{rest}", trace, request, reply)
+        elif is_timeline:
             if others:
-                raise InvalidRequest("unknown query parameter; supported is tenant", param="query")
+                raise InvalidRequest("unknown query parameter; supported are tenant and format=perfetto", param="query")
             self.respond_later(self._timeline(tenant, run_identifier(encoded_id)), request, reply)
         else:
             self._runs.serve_tenant(tenant, f"{TENANT_RUNS}/{encoded_id}", others, request, reply)

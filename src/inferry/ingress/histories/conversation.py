@@ -9,11 +9,19 @@ from msgspec import Raw, Struct
 _SYSTEM = ("system", "developer")
 
 
-class Role(Struct):
+class _ToolCall(Struct):
+    id: str | None = None
+
+
+class _Head(Struct):
+    """What decides where a conversation may be cut."""
+
     role: str = ""
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
 
 
-_role_decoder = msgspec.json.Decoder(Role)
+_head_decoder = msgspec.json.Decoder(_Head)
 
 
 class HistorySettings(Struct, frozen=True, kw_only=True):
@@ -39,20 +47,41 @@ class Summary(NamedTuple):
 
 
 def cut_at(messages: list[Raw], keep_messages: int, after: int) -> int | None:
-    """How many messages a summary may cover, so that at least `keep_messages` remain and the rest begins with a user.
+    """How many messages a summary may cover, so that at least `keep_messages` remain.
 
-    An answer of a tool stays with its call. None where nothing beyond the first `after` messages can be covered.
+    The rest begins with a user's message, or with the assistant's next step after results of tools. A result stays with
+    its call. None where nothing beyond the first `after` messages can be covered.
     """
-    for index in range(len(messages) - keep_messages, max(after, system_messages(messages)), -1):
-        if _role(messages[index]) == "user":
+    heads = [_head(message) for message in messages]
+    calls = _calls_of_results(heads)
+    first_needed = len(messages)
+    for index in range(len(messages) - 1, max(after, system_messages(messages)), -1):
+        first_needed = min(first_needed, calls.get(index, index))
+        if index <= len(messages) - keep_messages and first_needed == index and _may_begin_rest(heads, index):
             return index
     return None
+
+
+def _calls_of_results(heads: list[_Head]) -> dict[int, int]:
+    """By the index of a tool's result, the index of the message with its call. An id may repeat: the latest counts."""
+    called_at: dict[str | None, int] = {}
+    found: dict[int, int] = {}
+    for index, head in enumerate(heads):
+        called_at |= {call.id: index for call in head.tool_calls or ()}
+        if head.role == "tool":
+            found[index] = called_at.get(head.tool_call_id, index)
+    return found
+
+
+def _may_begin_rest(heads: list[_Head], index: int) -> bool:
+    # An answer to a user stays with the question. An agent's next step has none: its loop may have one question only.
+    return heads[index].role == "user" or (heads[index].role == "assistant" and heads[index - 1].role == "tool")
 
 
 def system_messages(messages: list[Raw]) -> int:
     """The number of leading system messages, which no summary replaces."""
     for index, message in enumerate(messages):
-        if _role(message) not in _SYSTEM:
+        if _head(message).role not in _SYSTEM:
             return index
     return len(messages)
 
@@ -93,8 +122,8 @@ def summary_request(messages: list[Raw], known: Summary | None, covered: int, se
     return [Raw(msgspec.json.encode(one)) for one in asked]
 
 
-def _role(message: Raw) -> str:
+def _head(message: Raw) -> _Head:
     try:
-        return _role_decoder.decode(message).role
+        return _head_decoder.decode(message)
     except msgspec.MsgspecError:
-        return ""
+        return _Head()

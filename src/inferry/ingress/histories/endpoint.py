@@ -1,4 +1,4 @@
-"""The endpoints of chats where histories are summarised: Chat Completions, Messages and Responses.
+"""When the history of a chat is replaced by a summary: Chat Completions, Messages and Responses.
 
 A request is translated to chat first, and its chat is shortened.
 """
@@ -16,8 +16,8 @@ from inferry.ingress.histories.conversation import HistorySettings, Summary, pre
 from inferry.ingress.histories.summaries import OPT_OUT, Summaries
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
+from inferry.ingress.job_parser import find_card
 from inferry.ingress.openai.decode import ChatEndpoint
-from inferry.ingress.openai.parse import find_card
 from inferry.ingress.openai.request_schema import ChatCompletionRequest
 from inferry.ingress.step_format import WrappedFormat
 from inferry.ingress.wire_format import ClientRequest, DeferredRequest, Endpoint, WireFormat
@@ -101,7 +101,7 @@ class LongChat(DeferredRequest):
         return _shortened(decoded, wire, _rewritten(fields, messages, summary), summary)
 
     def _tokens(self, body: bytes, model: str, caller: Caller) -> int:
-        return self._gateway.models.estimator.prompt(caller.tenant.name, model, None, len(body)).expected
+        return self._gateway.models.estimate_prompt(caller.tenant.name, model, None, len(body)).expected
 
 
 def _shortened(decoded: ClientRequest, wire: ChatCompletionRequest, body: bytes, summary: Summary) -> ClientRequest:

@@ -7,11 +7,11 @@ import msgspec
 from inferry.domain.callers import Caller
 from inferry.domain.errors import NotFound
 from inferry.durable.documents import Documents
-from inferry.ingress.batches.method_dispatch import begin
 from inferry.ingress.histories.summaries import KIND, StoredHistory, Summaries
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.router import Fail, Refuse, Router
+from inferry.ingress.stored_work.method_dispatch import begin
 
 
 class HistoriesRouter(Router):

@@ -52,7 +52,17 @@ class _Answer(Struct):
     choices: list[_Choice]
 
 
+class _Error(Struct):
+    code: str | None = None
+    message: str = ""
+
+
+class _Refusal(Struct):
+    error: _Error
+
+
 _answer_decoder = msgspec.json.Decoder(_Answer)
+_refusal_decoder = msgspec.json.Decoder(_Refusal)
 
 
 class Summaries:
@@ -172,6 +182,22 @@ class Summaries:
         }
         answer = await call_endpoint(self._serve, _CHAT, msgspec.json.encode(body), headers, caller)
         if answer.status != 200:
-            log.warning("a history was not summarised: the call of the summary model got %d", answer.status)
+            reason = _refusal(answer.body, model)
+            log.warning("a history was not summarised: the call of `%s` got %d, %s", model, answer.status, reason)
             return None
         return _answer_decoder.decode(answer.body).choices[0].message.content or None
+
+
+def _refusal(body: bytes, model: str) -> str:
+    """Code and message of an error, for the log."""
+    try:
+        error = _refusal_decoder.decode(body).error
+    except msgspec.MsgspecError:
+        return "an error of another shape"
+    # The message of these two may be the engine's own, which may quote the prompt.
+    if error.code == "context_length_exceeded":
+        what = "older messages, instruction and `max_summary_tokens`"
+        return f"{error.code}: {what} together exceed the context of `{model}`"
+    if error.code == "invalid_request":
+        return error.code
+    return f"{error.code}: {error.message}"

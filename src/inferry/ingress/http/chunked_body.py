@@ -6,15 +6,16 @@ trailer becomes a header.
 
 import enum
 import re
+from typing import Final
 
 from inferry.ingress.http.request_head import DelimitedBuffer, HttpProtocolError
 
-MAX_EXTRA_BYTES = 16_384
+MAX_EXTRA_BYTES: Final = 16_384
 """Limit per request for lines with chunk extensions and for trailers."""
 
-_MAX_SIZE_LINE_BYTES = 18  # sixteen digits and the line break
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t \x21-\x7e\x80-\xff])*"'
+_MAX_SIZE_LINE_BYTES: Final = 18  # sixteen digits and the line break
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_QUOTED: Final = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t \x21-\x7e\x80-\xff])*"'
 _EXTENSION = rb"[ \t]*;[ \t]*" + _TOKEN + rb"(?:[ \t]*=[ \t]*(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:" + _EXTENSION + rb")*\r\n")
 _PARTIAL_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}(?:[ \t;\r]|\Z)")

@@ -9,7 +9,7 @@ and the idle time.
 
 import asyncio
 import math
-from typing import cast
+from typing import Final, cast
 
 from inferry.domain.errors import InvalidRequest
 from inferry.ingress.http.reply import CONTINUE, Reply, protocol_error_response
@@ -20,9 +20,9 @@ from inferry.ingress.http.server import ServedConnection, Server
 from inferry.ingress.http.sockets import peer_has_closed, reset
 from inferry.observe.request_counts import CLIENT_CLOSED
 
-REFUSED_BODY_DRAIN_S = 2.0
+REFUSED_BODY_DRAIN_S: Final = 2.0
 """How long the rest of a refused request is read and discarded, so that its sender sees the response and no reset."""
-LARGE_READ = 65_536
+LARGE_READ: Final = 65_536
 """Bytes. After a read of this size other connections are read first, unless it belongs to a body that is kept."""
 HALF_CLOSED_PROBE_DELAYS_S = (0.05, 0.25, 1.0, 4.0)
 """Delays between writes to a client that has finished sending, to learn whether it still reads."""

@@ -8,10 +8,11 @@ import logging
 import math
 import os
 import resource
+from typing import Final
 
 log = logging.getLogger(__name__)
 
-REPEAT_S = 60.0
+REPEAT_S: Final = 60.0
 """Seconds between two log lines."""
 
 

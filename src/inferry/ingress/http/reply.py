@@ -3,15 +3,17 @@
 import asyncio
 import http
 from collections.abc import Callable
+from typing import Final
 
 from inferry.domain.errors import InvalidRequest
 from inferry.ingress.errors import error_body
 from inferry.ingress.http.request import Request
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-STATUS_LINES = {
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in http.HTTPStatus
 }
+STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"  # for a client that is gone: logged, never sent
 STATUS_LINES[529] = b"HTTP/1.1 529 Overloaded\r\n"  # of the Messages API only
 
 

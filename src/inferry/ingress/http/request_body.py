@@ -1,16 +1,18 @@
 """The body of one request while it arrives: kept up to a limit, discarded beyond it, and never copied twice."""
 
+from typing import Final
+
 from inferry.ingress.http.body_sink import BodySink
 from inferry.ingress.http.chunked_body import ChunkedDecoder
 from inferry.ingress.http.request_head import CHUNKED
 
-MAX_PARTS = 1024
+MAX_PARTS: Final = 1024
 """Pieces of a body are joined above this number: small pieces take more memory than they hold."""
-ZERO_COPY_MIN_BYTES = 65_536
+ZERO_COPY_MIN_BYTES: Final = 65_536
 """A larger piece of a body is kept as received instead of being copied."""
-MAX_DISCARD_FACTOR = 8
+MAX_DISCARD_FACTOR: Final = 8
 """A body longer than this multiple of the limit is refused without being read to its end."""
-MAX_DISCARD_BYTES = 65_536
+MAX_DISCARD_BYTES: Final = 65_536
 """A body that is not accepted (not authenticated, or no body expected) is read and discarded up to this size, so that
 the connection can be used again. A longer one, or one in chunks, is not read: the connection closes after the response.
 """

@@ -7,28 +7,29 @@ Host, and transfer codings.
 """
 
 import re
+from typing import Final
 
 import httptools
 
 from inferry.ingress.http.request import Request
 
-MAX_HEADER_BYTES = 65_536
+MAX_HEADER_BYTES: Final = 65_536
 """Limit for a head, from the request line to the empty line, both included."""
-MAX_HEADER_FIELDS = 128
-CHUNKED = -1
+MAX_HEADER_FIELDS: Final = 128
+CHUNKED: Final = -1
 """`Request.length` of a body in chunks."""
 
-_MAX_LENGTH_DIGITS = 18
-_MIN_FIELD_BYTES = 4  # a:\r\n
-_STRAY = re.compile(rb"[^\r]\n|\r[^\n]|\x00|^\n")
+_MAX_LENGTH_DIGITS: Final = 18
+_MIN_FIELD_BYTES: Final = 4  # a:\r\n
+_STRAY: Final = re.compile(rb"[^\r]\n|\r[^\n]|\x00|^\n")
 """A bare CR, a bare LF (RFC 9112, 2.2), or a NUL."""
-_METHOD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}"
-_REQUEST_LINE = re.compile(_METHOD + rb" [\x21-\x7e]+ HTTP/([0-9]\.[0-9])")
-_PARTIAL_REQUEST_LINE = re.compile(_METHOD + rb"(?: |\Z)")
-_LINE_PREFIX_BYTES = 32
-_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]*)(?::[0-9]{0,5})?")
-_ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?][^#]*)?", re.IGNORECASE)
-_AUTHORITY = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]+):[0-9]{1,5}")
+_METHOD: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}"
+_REQUEST_LINE: Final = re.compile(_METHOD + rb" [\x21-\x7e]+ HTTP/([0-9]\.[0-9])")
+_PARTIAL_REQUEST_LINE: Final = re.compile(_METHOD + rb"(?: |\Z)")
+_LINE_PREFIX_BYTES: Final = 32
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]*)(?::[0-9]{0,5})?")
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]+)([/?][^#]*)?", re.IGNORECASE)
+_AUTHORITY: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]+):[0-9]{1,5}")
 
 
 class HttpProtocolError(Exception):

@@ -6,6 +6,7 @@ and waiting requests is bounded. Whether a body is kept is decided when its head
 
 import enum
 from collections import deque
+from typing import Final
 
 from inferry.domain.errors import BodyTooLarge, GatewayError
 from inferry.ingress.http.body_sink import BodySink
@@ -21,11 +22,11 @@ from inferry.ingress.http.request_head import (
 )
 from inferry.ingress.http.server import Server
 
-MAX_PIPELINED_REQUESTS = 16
+MAX_PIPELINED_REQUESTS: Final = 16
 """Requests that wait behind the one being answered. Reading pauses at this number."""
-PROGRESS_BYTES = 262_144
+PROGRESS_BYTES: Final = 262_144
 """A body that goes to a sink has the time for a body anew after each this many bytes."""
-LARGE_HEAD = 16_384
+LARGE_HEAD: Final = 16_384
 """Bytes. A connection ends with a request whose head is larger: parsing a series of them would delay other clients."""
 
 

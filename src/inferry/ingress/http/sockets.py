@@ -3,11 +3,12 @@
 import asyncio
 import socket
 import struct
+from typing import Final
 
 _RESET = struct.pack("ii", 1, 0)
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
-_TCP_CLOSE = 7
-_TCP_CLOSE_WAIT = 8
+_TCP_CLOSE: Final = 7
+_TCP_CLOSE_WAIT: Final = 8
 
 
 def reset(transport: asyncio.Transport) -> None:

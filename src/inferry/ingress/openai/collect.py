@@ -7,7 +7,7 @@ last value of every other field is kept.
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -15,12 +15,12 @@ from inferry.domain.errors import WorkerLost
 from inferry.domain.response_shapes import with_null_fields
 from inferry.domain.streams import Done
 
-_decode = msgspec.json.decode
-_encode = msgspec.json.encode
+_decode: Final = msgspec.json.decode
+_encode: Final = msgspec.json.encode
 
 # An event with one piece of text and no other field that has to be joined: names, numbers and nulls surround the text.
 # Another event with the same bytes around its text differs in the text only.
-_TEXT_ONLY_EVENT = re.compile(
+_TEXT_ONLY_EVENT: Final = re.compile(
     rb"(?P<before>"
     rb'data: ?\{[^\[\]\n]*"choices":\[\{"index":\d+,(?:"[a-z_]+":null,)*'
     rb'(?:(?P<chat>"delta":\{"content":)|"text":)")'
@@ -37,8 +37,8 @@ def _load_c_function() -> Callable[[bytes, int, int, int, int], bytes] | None:
     return _text_join.join_texts
 
 
-_join_texts = _load_c_function()
-_FULL_OBJECT_NAMES = {"chat.completion.chunk": "chat.completion"}
+_join_texts: Final = _load_c_function()
+_FULL_OBJECT_NAMES: Final = {"chat.completion.chunk": "chat.completion"}
 
 
 def collect_events(raw: bytes, usage_event: bytes, shape: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -188,7 +188,8 @@ def _finish_choice(choice: dict[str, Any]) -> dict[str, Any]:
             for call in calls.values():
                 call["function"] = {name: "".join(texts) for name, texts in call.get("function", {}).items()}
             message["tool_calls"] = [calls[index] for index in sorted(calls)]
-            message["content"] = message.get("content") or None
+        if isinstance(calls, dict) or message.get("reasoning") or message.get("reasoning_content"):
+            message["content"] = message.get("content") or None  # streams begin with an empty content
         message.setdefault("role", "assistant")
         message.setdefault("content", None)
     choice.setdefault("finish_reason", None)

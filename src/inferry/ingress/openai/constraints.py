@@ -4,7 +4,7 @@ Chat bodies of all APIs have these fields: `response_format`, vLLM's `structured
 """
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -22,14 +22,14 @@ from inferry.ingress.openai.request_schema import (
     StructuredOutputs,
 )
 
-MAX_TOOLS = 128
-MAX_CONSTRAINT_CHARS = 1 << 18
-MAX_CHOICES = 10_000
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+MAX_TOOLS: Final = 128
+MAX_CONSTRAINT_CHARS: Final = 1 << 18
+MAX_CHOICES: Final = 10_000
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_decoder = msgspec.json.Decoder(ConstraintFields)
-_tools_decoder = msgspec.json.Decoder(list[dict[str, object]])
-_outputs_decoder = msgspec.json.Decoder(StructuredOutputs)
+_decoder: Final = msgspec.json.Decoder(ConstraintFields)
+_tools_decoder: Final = msgspec.json.Decoder(list[dict[str, object]])
+_outputs_decoder: Final = msgspec.json.Decoder(StructuredOutputs)
 
 
 def constraint_of(body: bytes) -> Constraint | None:

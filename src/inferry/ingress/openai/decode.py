@@ -1,7 +1,7 @@
 """Bodies of requests to validated structs."""
 
 import re
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -12,15 +12,15 @@ from inferry.ingress.wire_format import OPENAI, ClientRequest, Endpoint
 
 Api = Literal["chat", "completions"]
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 256
-MAX_TOKEN_ID = 2**31 - 1
-RESERVED_FIELDS = frozenset(ReservedFields.__struct_fields__)
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_CHARS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 256
+MAX_TOKEN_ID: Final = 2**31 - 1
+RESERVED_FIELDS: Final = frozenset(ReservedFields.__struct_fields__)
 
-_PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
-_chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
-_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+_PATH: Final = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+_chat_decoder: Final = msgspec.json.Decoder(ChatCompletionRequest)
+_completion_decoder: Final = msgspec.json.Decoder(CompletionRequest)
 
 
 class ChatEndpoint(Endpoint):

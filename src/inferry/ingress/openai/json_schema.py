@@ -1,13 +1,13 @@
 """Checks of a JSON schema before an engine compiles it: an error names the place in the schema."""
 
-from typing import Any
+from typing import Any, Final
 
 from inferry.domain.errors import InvalidRequest, UnsupportedFeature
 from inferry.ingress.errors import printable
 
-MAX_DEPTH = 64
-MAX_NODES = 20_000
-MAX_PATTERN_CHARS = 2_000
+MAX_DEPTH: Final = 64
+MAX_NODES: Final = 20_000
+MAX_PATTERN_CHARS: Final = 2_000
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
@@ -67,7 +67,8 @@ class _Check:
 
     def _keywords(self, schema: dict[str, Any], path: str) -> None:
         kinds = schema.get("type", "object")
-        if not all(kind in _TYPES for kind in (kinds if isinstance(kinds, list) and kinds else [kinds])):
+        listed = kinds if isinstance(kinds, list) and kinds else [kinds]
+        if not all(isinstance(kind, str) and kind in _TYPES for kind in listed):
             raise _wrong(f"{path}.type", "a type of JSON, or a list of them")
         required, allowed = schema.get("required", []), schema.get("enum", [None])
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):

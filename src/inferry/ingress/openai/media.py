@@ -1,13 +1,13 @@
 """Images, audio, video and files in chat messages: what a model must support for them, and how large they are."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
 from inferry.ingress.openai.request_schema import MediaPart, MessageSchema
 
-_FEATURES = {
+_FEATURES: Final = {
     "image_url": "images",
     "image_embeds": "images",
     "input_image": "images",
@@ -20,8 +20,8 @@ _FEATURES = {
     "input_file": "files",
 }
 """The feature that each type of part needs. Parts of other types are text, or are left to the engine."""
-_LIST = 0x5B
-_decoder = msgspec.json.Decoder(list[MediaPart])
+_LIST: Final = 0x5B
+_decoder: Final = msgspec.json.Decoder(list[MediaPart])
 
 
 class Media(NamedTuple):
@@ -32,7 +32,7 @@ class Media(NamedTuple):
     features: list[tuple[str, str]]
 
 
-NO_MEDIA = Media(0, 0, [])
+NO_MEDIA: Final = Media(0, 0, [])
 
 
 def media_of(messages: list[MessageSchema]) -> Media:

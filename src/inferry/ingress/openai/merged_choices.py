@@ -1,6 +1,6 @@
 """Answers to several prompts as one answer: choice j of prompt i has the index i · n + j, and usage is the sum."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -8,7 +8,7 @@ from inferry.domain.errors import WorkerLost
 
 _decode = msgspec.json.decode
 _encode = msgspec.json.encode
-_DONE = b"[DONE]"
+_DONE: Final = b"[DONE]"
 
 
 class MergedChoices:

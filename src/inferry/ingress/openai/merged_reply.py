@@ -6,6 +6,7 @@ cancelled. A client that disconnects cancels all of them. Belongs to one event l
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from inferry.domain.errors import CallAborted, ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob
@@ -14,7 +15,7 @@ from inferry.ingress.openai.merged_choices import MergedChoices
 from inferry.ingress.openai.render import DONE_EVENT
 from inferry.ingress.wire_format import COMMENT
 
-_STOP_HEADER = b"x-inferry-stop-reason:"
+_STOP_HEADER: Final = b"x-inferry-stop-reason:"
 
 Cancel = Callable[[str, GatewayError | None], object]
 

@@ -1,9 +1,11 @@
 """Validation of message contents."""
 
+from typing import Final
+
 from inferry.domain.errors import InvalidRequest
 from inferry.ingress.openai.request_schema import MISSING_RAW, MessageSchema
 
-_ROLES_WITHOUT_CONTENT = frozenset({"assistant", "function"})
+_ROLES_WITHOUT_CONTENT: Final = frozenset({"assistant", "function"})
 """An assistant message may consist of tool calls or a refusal only; the result of a function may be null."""
 
 

@@ -1,4 +1,6 @@
-"""How many tokens a call may write."""
+"""How many tokens a call may write: its own limit, or a default."""
+
+from typing import Final
 
 from inferry.domain.errors import ContextLengthExceeded
 from inferry.domain.jobs import Estimate
@@ -6,11 +8,11 @@ from inferry.domain.ports import ModelCard
 from inferry.ingress.openai.decode import Api
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
 
-UNBOUNDED_OUTPUT_TOKENS = 4096
+UNBOUNDED_OUTPUT_TOKENS: Final = 4096
 """Budget of a call without max_tokens to an engine whose context is unknown."""
-COMPLETIONS_DEFAULT_TOKENS = 16
+COMPLETIONS_DEFAULT_TOKENS: Final = 16
 """The default of the completions API."""
-MAX_OUTPUT_TOKENS = 1_000_000
+MAX_OUTPUT_TOKENS: Final = 1_000_000
 """Output limit of a call without max_tokens to an engine whose context is unknown."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -20,10 +20,10 @@ from inferry.ingress.openai.request_schema import (
     RawMessages,
 )
 
-_messages_decoder = msgspec.json.Decoder(list[Message])
-_calls_decoder = msgspec.json.Decoder(list[MessageToolCall])
-_arguments_decoder = msgspec.json.Decoder(dict[str, Any])
-_raw_messages_decoder = msgspec.json.Decoder(RawMessages)
+_messages_decoder: Final = msgspec.json.Decoder(list[Message])
+_calls_decoder: Final = msgspec.json.Decoder(list[MessageToolCall])
+_arguments_decoder: Final = msgspec.json.Decoder(dict[str, Any])
+_raw_messages_decoder: Final = msgspec.json.Decoder(RawMessages)
 
 
 class PromptText(NamedTuple):

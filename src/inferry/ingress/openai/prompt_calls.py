@@ -5,6 +5,7 @@ All jobs of a call are admitted, or none. Each is queued, placed, shared and can
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.callers import Caller
@@ -16,9 +17,9 @@ from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.job_ids import JOB_ID
+from inferry.ingress.job_parser import INLINE_TOKENIZE_BYTES, LongPrompt, parse
 from inferry.ingress.openai.decode import decode_completion
 from inferry.ingress.openai.merged_reply import MergedReply
-from inferry.ingress.openai.parse import INLINE_TOKENIZE_BYTES, LongPrompt, parse
 from inferry.ingress.openai.prompt_list import PromptList, read_prompt_list
 from inferry.ingress.response import HeartbeatTimer, start_response
 from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint
@@ -26,7 +27,7 @@ from inferry.observe.tracing.tracer import Tracer
 
 Refuse = Callable[[GatewayError, Request, Reply, Caller], None]
 
-PROMPTS_AT_A_TIME = 16
+PROMPTS_AT_A_TIME: Final = 16
 """Prompts that become jobs before the event loop serves other work."""
 
 
@@ -69,6 +70,8 @@ class PromptCall(DeferredRequest):
         check_limits(caller, len(self._prompts))
         with gateway.reserved_bytes(self._prompts.total_bytes):
             jobs = await self._jobs(request.headers, caller)
+            if (waiting := gateway.lineages.pending(jobs[0], caller)) is not None:
+                await waiting()  # all jobs have the same run, or the same parent
         if reply.is_disconnected:
             raise ClientClosed("the client disconnected before its prompts were read")
         if not request.is_internal:

@@ -1,12 +1,13 @@
 """A checksum of a prompt, for grouping calls with equal prompts."""
 
+from typing import Final
 from zlib import crc32
 
 from msgspec import Raw
 
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
 
-HASHED_TAIL_BYTES = 8192
+HASHED_TAIL_BYTES: Final = 8192
 """Bytes at either end of a long text that enter the checksum."""
 
 

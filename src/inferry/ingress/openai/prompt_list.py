@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -10,10 +11,10 @@ from inferry.domain.errors import BodyTooLarge, InvalidRequest
 from inferry.ingress.openai.request_schema import CompletionRequest
 from inferry.ingress.wire_format import OPENAI, ClientRequest
 
-_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
-_SEVERAL = re.compile(rb'\s*\[\s*["\[]')
+_fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
+_SEVERAL: Final = re.compile(rb'\s*\[\s*["\[]')
 # One element of a list that is known to be valid JSON: a string, or a list of numbers.
-_ELEMENT = re.compile(rb'\s*+("[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^\[\]"{]*+\])\s*+([,\]])')
+_ELEMENT: Final = re.compile(rb'\s*+("[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^\[\]"{]*+\])\s*+([,\]])')
 
 
 class PromptList:

@@ -4,7 +4,7 @@ Chunks are assembled from bytes around one encoded string, because this runs onc
 """
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,13 +13,13 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Delta, Done
 from inferry.domain.usage import usage_object
 
-_encode = msgspec.json.encode
+_encode: Final = msgspec.json.encode
 
-DONE_EVENT = b"data: [DONE]\n\n"
-_PLACEHOLDER = "\x00 here \x00"
+DONE_EVENT: Final = b"data: [DONE]\n\n"
+_PLACEHOLDER: Final = "\x00 here \x00"
 
 
-_TIER_FIELD = re.compile(rb'"service_tier":(?:null|"[a-z]*")')
+_TIER_FIELD: Final = re.compile(rb'"service_tier":(?:null|"[a-z]*")')
 
 
 def set_service_tier(events: bytes, tier: str) -> bytes:

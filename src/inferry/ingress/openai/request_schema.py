@@ -103,7 +103,7 @@ class ReservedFields(Struct, kw_only=True):
 
 
 class GenerationRequest(ReservedFields, kw_only=True):
-    """Fields of both the chat and the completions API."""
+    """Fields of all APIs that generate text."""
 
     model: str
     stream: bool | UnsetType | None = UNSET
@@ -137,6 +137,28 @@ class GenerationRequest(ReservedFields, kw_only=True):
     guided_regex: Raw | UnsetType = UNSET
     guided_choice: Raw | UnsetType = UNSET
     guided_grammar: Raw | UnsetType = UNSET
+    include_stop_str_in_output: Raw | UnsetType = UNSET
+    skip_special_tokens: Raw | UnsetType = UNSET
+    allowed_token_ids: Raw | UnsetType = UNSET
+    bad_words: Raw | UnsetType = UNSET
+    logits_processors: Raw | UnsetType = UNSET
+    truncate_prompt_tokens: Raw | UnsetType = UNSET
+    thinking_token_budget: Raw | UnsetType = UNSET
+    chat_template: Raw | UnsetType = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET
+    documents: Raw | UnsetType = UNSET
+
+
+class ChatOptions(GenerationRequest, kw_only=True):
+    """Fields of chat completions besides messages and tools, which other APIs for chats have in shapes of their own."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    functions: Raw | UnsetType = UNSET
+    modalities: Raw | UnsetType = UNSET
+    audio: Raw | UnsetType = UNSET
+    continue_final_message: bool | None = None
 
 
 class JsonSchemaFormat(Struct):
@@ -196,18 +218,11 @@ class ConstraintFields(Struct):
     functions: Raw | UnsetType = UNSET
 
 
-class ChatCompletionRequest(GenerationRequest, kw_only=True):
+class ChatCompletionRequest(ChatOptions, kw_only=True):
     messages: list[MessageSchema]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
     tools: Raw | UnsetType = UNSET
     tool_choice: Raw | UnsetType = UNSET
     parallel_tool_calls: bool | None = None
-    functions: Raw | UnsetType = UNSET
-    modalities: Raw | UnsetType = UNSET
-    audio: Raw | UnsetType = UNSET
-    continue_final_message: bool | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -6,6 +6,7 @@ from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, parameter
 from inferry.ingress.openapi.operation import Operation, json_response
 from inferry.ingress.openapi.schemas import ref
+from inferry.ingress.openapi.timeline_responses import PerfettoTrace
 from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_STEPS, MAX_WAIT_MS
 
 _ADMIN = (errors.AdminOnly, errors.InternalError)
@@ -89,6 +90,8 @@ def _runs() -> dict[str, dict[str, Operation]]:
     wait = integer_parameter(
         "wait_ms", 0, MAX_WAIT_MS, DEFAULT_WAIT_MS, "How long to wait for workers to confirm, in milliseconds."
     )
+    trace = {"type": "string", "enum": ["perfetto"]}
+    format = parameter("query", "format", trace, "A trace of the run and its sub-runs for ui.perfetto.dev.")
     wrong = (*_ADMIN, errors.InvalidRequest, errors.RunNotFound)
     return {
         "/admin/runs": {
@@ -119,8 +122,8 @@ def _runs() -> dict[str, dict[str, Operation]]:
             "get": Operation(
                 summary="Get the attempts of a run in time",
                 tag="admin",
-                parameters=(run, tenant),
-                responses={200: json_response(Timeline, "The latest attempts by arrival.")},
+                parameters=(run, tenant, format),
+                responses={200: json_response(Timeline, "The latest attempts by arrival.", PerfettoTrace)},
                 errors=wrong,
             )
         },

@@ -4,11 +4,11 @@ from msgspec import Struct
 
 from inferry.domain import errors
 from inferry.ingress.admin_tenants import RotateKeyBody
-from inferry.ingress.batches.async_jobs import MAX_LISTED, CreateJobBody
 from inferry.ingress.openapi import job_responses
 from inferry.ingress.openapi.headers import integer_parameter, parameter
 from inferry.ingress.openapi.operation import CALL_PARAMETERS, Operation, json_response
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json, ref
+from inferry.ingress.stored_work.async_jobs import MAX_LISTED, CreateJobBody
 
 _READ = (
     *(errors.InvalidRequest, errors.InvalidApiKey, errors.StorageDisabled),

@@ -29,7 +29,8 @@ def message_operations() -> dict[str, dict[str, Operation]]:
                 summary="Count the prompt tokens of a message",
                 description=(
                     "The count is exact where the gateway has the model's tokenizer or a worker of the model counts, "
-                    "else estimated from the bytes; the header `x-inferry-token-count` says which."
+                    "else estimated from the bytes, for composed models always; the header `x-inferry-token-count` "
+                    "says which."
                 ),
                 tag="calls",
                 body=CountTokensRequest,
@@ -46,7 +47,8 @@ def message_operations() -> dict[str, dict[str, Operation]]:
                     "`message_start`, for every block `content_block_start`, `content_block_delta` and "
                     "`content_block_stop`, then `message_delta` and `message_stop`. `ping` may occur at any time. An "
                     "error after the first byte is an event `error` that ends the stream. The usage of "
-                    "`message_start` is an estimate. Fields that are not named here are ignored."
+                    "`message_start` is an estimate. Options of chat completions that are not named here are refused; "
+                    "other fields that are not named here are ignored."
                 ),
                 tag="calls",
                 body=MessagesRequest,

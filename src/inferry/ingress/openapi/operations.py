@@ -3,7 +3,7 @@
 from inferry.dispatch.gateway import RunStatus
 from inferry.domain import errors
 from inferry.domain.errors import GatewayError
-from inferry.domain.settings import TenantSettings
+from inferry.domain.tenant_settings import TenantSettings
 from inferry.ingress.admin_adapters import LOAD, UNLOAD, LoadAdapterBody, UnloadAdapterBody
 from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
@@ -22,6 +22,7 @@ from inferry.ingress.openapi.schemas import TENANT_NAME, Json
 from inferry.ingress.openapi.storage import storage_operations
 from inferry.ingress.openapi.storage_responses import DeletedTenantData
 from inferry.ingress.openapi.timeline_responses import PerfettoTrace, RunTimeline
+from inferry.ingress.run_tools import FinishRunBody
 from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_TIMELINE_CALLS, MAX_WAIT_MS
 
 
@@ -140,9 +141,11 @@ def _runs() -> dict[str, dict[str, Operation]]:
         "/v1/runs/{id}/finish": {
             "post": Operation(
                 summary="Mark a run as finished",
-                description="A later call reopens it.",
+                description="A later call reopens it. The body is optional.",
                 tag="runs",
                 parameters=(run,),
+                body=FinishRunBody,
+                needs_body=False,
                 responses=run_found,
                 errors=_RUN_ERRORS,
             )
@@ -259,7 +262,7 @@ def _tenants() -> dict[str, dict[str, Operation]]:
             "delete": Operation(
                 summary="Delete the stored content of a tenant",
                 tag="admin",
-                description="Running batches and jobs stop. The tenant, its keys and the ledger stay.",
+                description="Running batches, jobs and background responses stop. Tenant, keys and ledger stay.",
                 parameters=(parameter("path", "name", IDENTIFIER, "The tenant's name, percent-encoded."),),
                 responses={200: json_response(DeletedTenantData, "What was deleted.")},
                 errors=(*found, errors.InvalidRequest, errors.LedgerUnavailable),

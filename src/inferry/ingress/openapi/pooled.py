@@ -1,10 +1,10 @@
-"""Embeddings, scores and reranking in the OpenAPI document: bodies and responses."""
+"""The pooled APIs in the OpenAPI document: bodies and responses."""
 
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from inferry.ingress.pooling.request_schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from inferry.ingress.pooling.request_schema import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 
 
 class PooledUsage(Struct, forbid_unknown_fields=True):
@@ -42,6 +42,24 @@ class ScoreList(Struct, forbid_unknown_fields=True):
     usage: PooledUsage
 
 
+class Classification(Struct, forbid_unknown_fields=True):
+    """`label`: the most probable one. `probs`: of all labels, in the model's order."""
+
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationList(Struct, forbid_unknown_fields=True):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Classification]
+    usage: PooledUsage
+
+
 class DocumentText(Struct, forbid_unknown_fields=True):
     text: str
 
@@ -63,10 +81,11 @@ class Reranking(Struct, forbid_unknown_fields=True):
     results: list[RerankResult]
 
 
-REQUESTS: tuple[type[Struct], ...] = (EmbeddingRequest, ScoreRequest, RerankRequest)
-RESPONSES: tuple[type[Struct], ...] = (EmbeddingList, ScoreList, Reranking)
+REQUESTS: tuple[type[Struct], ...] = (EmbeddingRequest, ClassifyRequest, ScoreRequest, RerankRequest)
+RESPONSES: tuple[type[Struct], ...] = (EmbeddingList, ClassificationList, ScoreList, Reranking)
 CALLS: dict[str, tuple[str, type[Struct], type[Struct]]] = {
     "/v1/embeddings": ("Embed texts or token ids", EmbeddingRequest, EmbeddingList),
+    "/v1/classify": ("Classify texts or token ids", ClassifyRequest, ClassificationList),
     "/v1/score": ("Score pairs of texts", ScoreRequest, ScoreList),
     "/v1/rerank": ("Order documents by their score with a query", RerankRequest, Reranking),
 }

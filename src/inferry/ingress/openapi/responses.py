@@ -9,7 +9,8 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from inferry.dispatch.gateway import AccountReport, CancelReport, RunStatus, WorkerReport
-from inferry.domain.settings import LimitSettings, TenantSettings
+from inferry.domain.tenant_settings import LimitSettings, TenantSettings
+from inferry.ingress.run_tools import ToolUse
 
 # -- the process -----------------------------------------------------------------------------------------------------
 
@@ -74,7 +75,7 @@ class Model(Struct, forbid_unknown_fields=True):
     max_model_len: int | None
     parent: str | None
     ready: bool
-    tasks: list[Literal["embed", "generate", "score"]]
+    tasks: list[Literal["classify", "embed", "generate", "score"]]
 
 
 class ModelList(Struct, forbid_unknown_fields=True):
@@ -235,7 +236,8 @@ class RunStep(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RunDetail(Struct, forbid_unknown_fields=True):
-    """One run. Times are seconds since 1970; money is in the currency of the prices, `cost_nanos` in billionths."""
+    """One run. Times are seconds since 1970; money is in the currency of the prices, `cost_nanos` in billionths.
+    `tools` are those that the client named when it finished the run."""
 
     id: str
     object: Literal["run"]
@@ -254,6 +256,7 @@ class RunDetail(Struct, forbid_unknown_fields=True):
     cost_nanos: int | None
     budget: AccountReport | None
     time: RunTimes
+    tools: dict[str, ToolUse]
     sub_runs: list[str]
     tree: RunTree
     latest_steps: list[RunStep]

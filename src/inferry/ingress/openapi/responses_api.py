@@ -30,7 +30,8 @@ def response_operations() -> dict[str, dict[str, Operation]]:
                     "As OpenAI's Responses API. With `stream` the response is server-sent events with a name and a "
                     "`sequence_number`, from `response.created` to `response.completed`, `response.incomplete` or "
                     "`response.failed`. `keepalive` may occur at any time. With `background` the response is stored "
-                    "and executed later. Fields that are not named here are ignored."
+                    "and executed later. Options of chat completions that are not named here are refused; other fields "
+                    "that are not named here are ignored."
                 ),
                 tag="calls",
                 body=ResponsesRequest,

@@ -6,16 +6,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
 from inferry.domain.settings_versions import NewSettings, SettingsComparison, SettingsHistory, SettingsState
+from inferry.domain.tenant_settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
 from inferry.ingress.admin_adapters import LoadAdapterBody, UnloadAdapterBody
 from inferry.ingress.admin_settings import RollbackBody
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
+from inferry.ingress.anthropic import decode as message_decode
 from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
-from inferry.ingress.batches.anthropic_batches import MAX_CUSTOM_ID_CHARS, CreateMessageBatchBody
-from inferry.ingress.batches.async_jobs import CreateJobBody
-from inferry.ingress.batches.openai_batches import MAX_METADATA, CreateBatchBody
-from inferry.ingress.batches.upload import MAX_TTL_S, MIN_TTL_S
 from inferry.ingress.dashboard import values
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
@@ -31,8 +28,14 @@ from inferry.ingress.openapi import (
     timeline_responses,
 )
 from inferry.ingress.pooling.decode import MAX_INPUTS
+from inferry.ingress.responses import decode as response_decode
 from inferry.ingress.responses.request_schema import ResponsesRequest
-from inferry.ingress.responses.response_object import SEALED_REASONING
+from inferry.ingress.responses.response_object import SEALED_REASONING, TEXT_LOGPROBS
+from inferry.ingress.run_tools import FinishRunBody
+from inferry.ingress.stored_work.anthropic_batches import MAX_CUSTOM_ID_CHARS, CreateMessageBatchBody
+from inferry.ingress.stored_work.async_jobs import CreateJobBody
+from inferry.ingress.stored_work.openai_batches import MAX_METADATA, CreateBatchBody
+from inferry.ingress.stored_work.upload import MAX_TTL_S, MIN_TTL_S
 from inferry.observe.diagnosis.findings import Diagnosis
 from inferry.pipelines.model import PipelineRequest
 
@@ -104,6 +107,14 @@ _FIELD_SCHEMAS: dict[str, Json] = {
     "audio": {"anyOf": [_OBJECT, _OR_NULL]},
 }
 
+_UNREAD = ("stream_options", "user", "prompt_cache_key")
+_OTHER_CHATS = (
+    (MessagesRequest, message_decode.OPTIONS, _UNREAD),
+    (CountTokensRequest, message_decode.OPTIONS, (*_UNREAD, "max_tokens", "stream", "service_tier")),
+    (ResponsesRequest, response_decode.OPTIONS, ()),
+)
+"""Requests of other APIs for chats, the rule for their options, and further fields that they ignore."""
+
 
 def schemas() -> Json:
     """Every schema by name."""
@@ -138,12 +149,14 @@ def schemas() -> Json:
         CreateMessageBatchBody,
         *(*pooled.REQUESTS, *pooled.RESPONSES),
         CreateJobBody,
+        FinishRunBody,
         PipelineRequest,
         Diagnosis,
     ]
     owners = {module.__name__ for module in modules}
     kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]
     _, found = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=_REF)
+    _bound_options(found)
     for name, changed in (_message_fields() | _response_fields() | _storage_fields()).items():
         for field, schema in changed.items():
             found[name]["properties"][field] = schema
@@ -162,6 +175,17 @@ def schemas() -> Json:
         for name in fields:
             fields[name] = _with_range(fields[name], _ADMIN_RANGES.get(name, {}))
     return found
+
+
+def _bound_options(found: Json) -> None:
+    """Options of chat completions in the requests of other APIs: without those that they refuse or do not read."""
+    for kind, options, unread in _OTHER_CHATS:
+        fields = found[kind.__name__]["properties"]
+        for name in (*options.refused, *unread):
+            fields.pop(name, None)
+        for name in request_schema.ChatOptions.__struct_fields__:
+            if name in fields and (kind, name) != (MessagesRequest, "service_tier"):  # its tiers have other names
+                fields[name] = _with_range(_FIELD_SCHEMAS.get(name, fields[name]), _RANGES.get(name, {}))
 
 
 def _storage_fields() -> dict[str, dict[str, Json]]:
@@ -201,9 +225,6 @@ def _message_fields() -> dict[str, dict[str, Json]]:
         "max_tokens": {"type": "integer", **_RANGES["max_tokens"]},
         "system": {"anyOf": [*blocks["anyOf"], _OR_NULL]},
         "stop_sequences": {"anyOf": [stops, _OR_NULL]},
-        "temperature": {"anyOf": [{"type": "number", **_RANGES["temperature"]}, _OR_NULL]},
-        "top_p": {"anyOf": [{"type": "number", **_RANGES["top_p"]}, _OR_NULL]},
-        "top_k": {"anyOf": [{"type": "integer", **_RANGES["top_k"]}, _OR_NULL]},
         "container": _OR_NULL,
         "mcp_servers": {"anyOf": [{"type": "array", "maxItems": 0}, _OR_NULL]},
     }
@@ -219,6 +240,7 @@ def _message_fields() -> dict[str, dict[str, Json]]:
 def _response_fields() -> dict[str, dict[str, Json]]:
     """Fields of Responses requests that stay undecoded, and bounds."""
     item: Json = {"type": "object", "properties": {"type": {"type": "string"}}}
+    included = [SEALED_REASONING, TEXT_LOGPROBS]
     metadata = {
         "type": "object",
         "maxProperties": 16,
@@ -232,12 +254,8 @@ def _response_fields() -> dict[str, dict[str, Json]]:
         "tool_choice": {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _PART, _OR_NULL]},
         "metadata": {"anyOf": [metadata, _OR_NULL]},
         "max_output_tokens": {"anyOf": [{"type": "integer", **_RANGES["max_tokens"]}, _OR_NULL]},
-        "temperature": {"anyOf": [{"type": "number", **_RANGES["temperature"]}, _OR_NULL]},
-        "top_p": {"anyOf": [{"type": "number", **_RANGES["top_p"]}, _OR_NULL]},
-        "service_tier": {"anyOf": [{"type": "string", **_RANGES["service_tier"]}, _OR_NULL]},
-        "include": {"anyOf": [{"type": "array", "items": {"type": "string", "enum": [SEALED_REASONING]}}, _OR_NULL]},
+        "include": {"anyOf": [{"type": "array", "items": {"type": "string", "enum": included}}, _OR_NULL]},
         "truncation": {"anyOf": [{"type": "string", "enum": ["disabled"]}, _OR_NULL]},
-        "top_logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 0}, _OR_NULL]},
         **dict.fromkeys(("conversation", "prompt", "context_management", "moderation"), _OR_NULL),
     }
     return {"ResponsesRequest": request, "TextFormat": {"schema": _OBJECT}}

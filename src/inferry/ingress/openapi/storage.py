@@ -4,11 +4,11 @@ from msgspec import Struct
 
 from inferry.domain import errors
 from inferry.ingress.anthropic.format import MessagesFormat
-from inferry.ingress.batches import anthropic_batches, files, openai_batches
 from inferry.ingress.openapi import storage_responses
 from inferry.ingress.openapi.headers import integer_parameter, parameter
 from inferry.ingress.openapi.operation import Operation, json_response
 from inferry.ingress.openapi.schemas import Json, ref
+from inferry.ingress.stored_work import anthropic_batches, files, openai_batches
 from inferry.ingress.wire_format import OPENAI, WireFormat
 
 _READ = (

@@ -1,1 +1,1 @@
-"""The APIs whose answers are one result per input: embeddings, scores and reranking."""
+"""The APIs whose answers are one result per input: embeddings, scores, reranking and classifications."""

@@ -1,6 +1,6 @@
-"""Bodies of embedding, score and rerank requests, validated and brought into one form.
+"""Bodies of the pooled APIs, validated and brought into one form.
 
-The body that workers get has lists only: `input` for embeddings, `text_1` and `text_2` for scores. A rerank request
+The body that workers get has lists only: `text_1` and `text_2` for scores, `input` for the others. A rerank request
 becomes the score of its query with every document.
 """
 
@@ -13,8 +13,14 @@ from msgspec import Raw
 from inferry.domain.errors import InvalidRequest
 from inferry.domain.routes import Task
 from inferry.ingress.openai.decode import MAX_TOKEN_ID, decode_body
-from inferry.ingress.pooling.formats import EmbeddingsFormat, RerankFormat, ScoreFormat
-from inferry.ingress.pooling.request_schema import EmbeddingRequest, PooledFields, RerankRequest, ScoreRequest
+from inferry.ingress.pooling.formats import ClassifyFormat, EmbeddingsFormat, RerankFormat, ScoreFormat
+from inferry.ingress.pooling.request_schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PooledFields,
+    RerankRequest,
+    ScoreRequest,
+)
 from inferry.ingress.wire_format import OPENAI, Endpoint, WireFormat
 
 MAX_INPUTS = 2048
@@ -27,6 +33,7 @@ _OWN_FIELDS = frozenset(
 """Fields that are no options of the computation."""
 _embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
 _score_decoder = msgspec.json.Decoder(ScoreRequest)
+_classify_decoder = msgspec.json.Decoder(ClassifyRequest)
 _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
@@ -34,10 +41,10 @@ Inputs = list[str] | list[list[int]]
 
 
 class PooledRequest(NamedTuple):
-    """A decoded request. `inputs` are the inputs of embeddings, or the first texts of scores; `others` the second ones.
+    """A decoded request. `inputs` are its inputs, or the first texts of scores; `others` the second ones.
 
     `params` are the names of both in the client's body. `body` is sent to HTTP workers. `options` is equal for requests
-    that may share one upstream request.
+    that may share one upstream request. `features` are fields that not every worker supports.
     """
 
     task: Task
@@ -48,6 +55,7 @@ class PooledRequest(NamedTuple):
     body: bytes
     options: str
     format: WireFormat
+    features: tuple[str, ...]
 
 
 class PooledEndpoint(Endpoint):
@@ -69,8 +77,17 @@ class EmbeddingsEndpoint(PooledEndpoint):
             raise InvalidRequest(f"`dimensions` must be between 1 and {MAX_TOKEN_ID}", param="dimensions")
         lists = {"input": inputs}
         wire_format = EmbeddingsFormat(is_base64=wire.encoding_format == "base64")
-        kind = "text" if isinstance(inputs[0], str) else "ids"
-        return _request(Task.EMBED, wire, body, lists, ("input", ""), wire_format, kind)
+        features = () if wire.dimensions is None else ("dimensions",)
+        return _request(Task.EMBED, wire, body, lists, ("input", ""), wire_format, features)
+
+
+class ClassifyEndpoint(PooledEndpoint):
+    def decode_pooled(self, body: bytes) -> PooledRequest:
+        wire: ClassifyRequest = decode_body(_classify_decoder, body)
+        inputs = _read_inputs(wire.input)
+        _check_count(len(inputs), "input")
+        features = ("use_activation",) if wire.use_activation is False else ()
+        return _request(Task.CLASSIFY, wire, body, {"input": inputs}, ("input", ""), ClassifyFormat(), features)
 
 
 class ScoreEndpoint(PooledEndpoint):
@@ -100,6 +117,14 @@ class RerankEndpoint(PooledEndpoint):
         )
 
 
+ENDPOINTS: dict[bytes, Endpoint] = {
+    b"/v1/embeddings": EmbeddingsEndpoint(),
+    b"/v1/classify": ClassifyEndpoint(),
+    b"/v1/rerank": RerankEndpoint(),
+    b"/v1/score": ScoreEndpoint(),
+}
+
+
 def _request(
     task: Task,
     wire: PooledFields,
@@ -107,7 +132,7 @@ def _request(
     lists: dict[str, Any],
     params: tuple[str, str],
     wire_format: WireFormat,
-    kind: str = "text",
+    features: tuple[str, ...] = (),
 ) -> PooledRequest:
     limit = wire.truncate_prompt_tokens
     if limit is not None and not (limit == -1 or 1 <= limit <= MAX_TOKEN_ID):
@@ -115,11 +140,13 @@ def _request(
         raise InvalidRequest(f"`{name}` must be -1, or between 1 and {MAX_TOKEN_ID}", param=name)
     fields = {name: raw for name, raw in _fields_decoder.decode(body).items() if name not in _OWN_FIELDS}
     fields = {name: raw for name, raw in sorted(fields.items()) if bytes(raw) != b"null"}
+    inputs, *others = lists.values()
+    kind = "text" if isinstance(inputs[0], str) else "ids"
     options = blake2b(msgspec.json.encode((task.value, kind, fields)), digest_size=12).hexdigest()
     own: dict[str, Any] = {"model": wire.model, **lists} | ({} if wire.user is None else {"user": wire.user})
-    inputs, *others = lists.values()
     canonical = msgspec.json.encode({**own, **fields})
-    return PooledRequest(task, wire, inputs, others[0] if others else [], params, canonical, options, wire_format)
+    second = others[0] if others else []
+    return PooledRequest(task, wire, inputs, second, params, canonical, options, wire_format, features)
 
 
 def _read_inputs(raw: Raw) -> Inputs:

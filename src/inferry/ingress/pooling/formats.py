@@ -1,4 +1,4 @@
-"""Answers of the pooled APIs: embeddings as OpenAI writes them, scores and reranking as vLLM does."""
+"""Answers of the pooled APIs: embeddings as OpenAI writes them, the others as vLLM does."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import msgspec
 
 from inferry.domain.errors import WorkerLost
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.pooling import PooledAnswer, decode_answer, decode_vector
+from inferry.domain.pooling import Classification, PooledAnswer, decode_answer, decode_vector
 from inferry.ingress.wire_format import WireFormat
 
 
@@ -41,8 +41,17 @@ class EmbeddingsFormat(PooledFormat):
 class ScoreFormat(PooledFormat):
     def body(self, job: InferenceJob, answer: PooledAnswer) -> dict[str, Any]:
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(answer.data)]
-        head = {"id": f"score-{job.job_id}", "object": "list", "created": int(time.time()), "model": job.route.model}
-        return {**head, "data": data, "usage": _usage(answer)}
+        return {**_head("score", job), "data": data, "usage": _usage(answer)}
+
+
+class ClassifyFormat(PooledFormat):
+    def body(self, job: InferenceJob, answer: PooledAnswer) -> dict[str, Any]:
+        data = []
+        for index, one in enumerate(answer.data):
+            if not isinstance(one, Classification):
+                raise ValueError("no classification")
+            data.append({"index": index, "label": one.label, "probs": one.probs, "num_classes": len(one.probs)})
+        return {**_head("classify", job), "data": data, "usage": _usage(answer)}
 
 
 class RerankFormat(PooledFormat):
@@ -53,12 +62,17 @@ class RerankFormat(PooledFormat):
         self._top_n = top_n
 
     def body(self, job: InferenceJob, answer: PooledAnswer) -> dict[str, Any]:
-        ranked = sorted(enumerate(answer.data), key=lambda result: -float(result[1]))[: self._top_n]
+        scores = [float(one) for one in answer.data if not isinstance(one, Classification)]
+        ranked = sorted(enumerate(scores), key=lambda result: -result[1])[: self._top_n]
         results = []
         for index, score in ranked:
             document = {} if self._documents is None else {"document": {"text": self._documents[index]}}
             results.append({"index": index, **document, "relevance_score": score})
         return {"id": f"rerank-{job.job_id}", "model": job.route.model, "usage": _usage(answer), "results": results}
+
+
+def _head(kind: str, job: InferenceJob) -> dict[str, Any]:
+    return {"id": f"{kind}-{job.job_id}", "object": "list", "created": int(time.time()), "model": job.route.model}
 
 
 def _usage(answer: PooledAnswer) -> dict[str, int]:

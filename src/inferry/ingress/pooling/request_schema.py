@@ -34,6 +34,13 @@ class ScoreRequest(PooledFields, kw_only=True):
     text_2: str | list[str]
 
 
+class ClassifyRequest(PooledFields, kw_only=True):
+    """`input` as that of embeddings. `use_activation`: false returns logits instead of probabilities."""
+
+    input: Raw
+    use_activation: bool | None = None
+
+
 class RerankDocument(Struct):
     text: str
 

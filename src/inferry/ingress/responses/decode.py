@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw
 
 from inferry.domain.errors import InvalidRequest, UnsupportedFeature
 from inferry.ingress.errors import printable
+from inferry.ingress.openai.chat_options import PassedOptions
 from inferry.ingress.openai.decode import decode_body
 from inferry.ingress.openai.features import is_given
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, ResponseFormat
@@ -15,7 +16,7 @@ from inferry.ingress.responses.conversation import Conversation
 from inferry.ingress.responses.format import ResponsesFormat
 from inferry.ingress.responses.json_fields import decode_field
 from inferry.ingress.responses.request_schema import InputItem, ResponsesRequest, TextFormat
-from inferry.ingress.responses.response_object import SEALED_REASONING, Keep, ResponseObject
+from inferry.ingress.responses.response_object import SEALED_REASONING, TEXT_LOGPROBS, Keep, ResponseObject
 from inferry.ingress.responses.tools import ChatTools
 from inferry.ingress.wire_format import ClientRequest
 
@@ -24,7 +25,16 @@ _items_decoder = msgspec.json.Decoder(list[InputItem])
 _encode = msgspec.json.encode
 _QUOTE = 0x22
 MAX_METADATA = 16
-_INCLUDED = (SEALED_REASONING,)
+OPTIONS = PassedOptions(
+    {
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "logprobs": f"include: {TEXT_LOGPROBS}",
+    },
+    translated=("top_logprobs",),
+)
+_INCLUDED = (SEALED_REASONING, TEXT_LOGPROBS)
 _REFUSED = ("conversation", "prompt", "context_management", "moderation")
 
 
@@ -36,8 +46,9 @@ def decode_request(body: bytes) -> ResponsesRequest:
             raise UnsupportedFeature(f"`{name}` is not supported", param=name)
     if request.truncation == "auto":
         raise UnsupportedFeature("`truncation`: only disabled is supported", param="truncation")
-    if request.top_logprobs:
-        raise UnsupportedFeature("`top_logprobs` is not supported", param="top_logprobs")
+    OPTIONS.check(request)
+    if request.top_logprobs and TEXT_LOGPROBS not in (request.include or ()):
+        raise InvalidRequest(f"`top_logprobs` needs `include` to have `{TEXT_LOGPROBS}`", param="top_logprobs")
     for one in request.include or ():
         if one not in _INCLUDED:
             raise UnsupportedFeature(f"`include`: `{printable(one)}` is not supported", param="include")
@@ -104,12 +115,13 @@ class Translation:
         if request.max_output_tokens is not None:
             wire.max_tokens = request.max_output_tokens
             self._add("max_tokens", request.max_output_tokens)
-        if request.temperature is not None:
-            wire.temperature = request.temperature
-            self._add("temperature", request.temperature)
-        if request.top_p is not None:
-            wire.top_p = request.top_p
-            self._add("top_p", request.top_p)
+        self._pieces.append(OPTIONS.pass_on(request, wire))
+        if TEXT_LOGPROBS in (request.include or ()):
+            wire.logprobs = True
+            self._add("logprobs", True)
+            if request.top_logprobs is not None:
+                wire.top_logprobs = request.top_logprobs
+                self._add("top_logprobs", request.top_logprobs)
         if request.stream:
             wire.stream = True
             self._add("stream", True)

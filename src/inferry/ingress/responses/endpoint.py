@@ -16,7 +16,7 @@ from inferry.ingress.headers import lane_of
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.job_ids import new_job_id
-from inferry.ingress.openai.parse import parse
+from inferry.ingress.job_parser import parse
 from inferry.ingress.responses.decode import Translation, decode_items, decode_request
 from inferry.ingress.responses.follow import follow
 from inferry.ingress.responses.format import ResponsesErrors
@@ -118,6 +118,9 @@ class StoredRequest(DeferredRequest):
         if wanted.background and wanted.store is False:
             raise InvalidRequest("`background` requires `store`", param="store")
         given = request.headers.get(RESPONSE_ID) if request.is_internal else None
+        if wanted.background and given is None and request.is_internal:
+            # Work that the stored call would not wait for, and a cancellation of it not reach.
+            raise InvalidRequest("`background` is not supported in a stored call", param="background")
         if wanted.store is not False and given is None:
             responses.quota.require_space(tenant)
         history: list[InputItem] = []

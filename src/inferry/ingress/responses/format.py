@@ -6,7 +6,7 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.ingress.chat_items import read_answer
 from inferry.ingress.errors import FieldNames
-from inferry.ingress.responses.response_object import Keep, ResponseObject, usage_object
+from inferry.ingress.responses.response_object import TEXT_LOGPROBS, Keep, ResponseObject, usage_object
 from inferry.ingress.responses.writer import ResponseWriter, reasoning_tokens
 from inferry.ingress.wire_format import EventWriter, WireFormat
 
@@ -18,6 +18,7 @@ _FIELDS = FieldNames(
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",
         "verbosity": "text.verbosity",
+        "logprobs": f"include: {TEXT_LOGPROBS}",
     },
     {"response_format.json_schema.schema": "text.format.schema"},
 )
@@ -43,7 +44,7 @@ class ResponsesFormat(ResponsesErrors):
         return self._writer
 
     def full_body(self, job: InferenceJob, answer: bytes | dict[str, Any]) -> bytes:
-        whole = read_answer(answer)
+        whole = read_answer(answer, has_logprobs=self._head.has_logprobs)
         writer = ResponseWriter(self._head, job, self._keep)
         events: list[bytes] = []
         for item in whole.items:

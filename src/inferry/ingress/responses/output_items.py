@@ -5,7 +5,9 @@ from typing import Final
 
 import msgspec
 
+from inferry.ingress.chunk_schema import TokenLogprob
 from inferry.ingress.responses.conversation import sealed_reasoning
+from inferry.ingress.responses.logprobs import item_logprobs
 from inferry.ingress.responses.tools import ToolName, text_input
 
 _encode = msgspec.json.encode
@@ -22,7 +24,7 @@ _ID_PREFIXES = ("msg", "msg", "rs", "fc", "ctc")
 class OutputItem:
     """One item until it is complete. `call` is the number of the tool call."""
 
-    __slots__ = ("_call_id", "_seals", "_tool", "call", "id", "index", "kind", "pieces")
+    __slots__ = ("_call_id", "_seals", "_tool", "call", "id", "index", "kind", "logprobs", "pieces")
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class OutputItem:
         self.id = f"{_ID_PREFIXES[kind]}_{base}_{index}"
         self.call = call
         self.pieces: list[bytes] = []
+        self.logprobs: list[TokenLogprob] = []
         self._call_id = call_id
         self._tool = tool
         self._seals = seals
@@ -52,7 +55,8 @@ class OutputItem:
     def part(self, text: bytes) -> bytes:
         """The content part of a message or of reasoning."""
         if self.kind == TEXT:
-            return b'{"type":"output_text","text":%b,"annotations":[],"logprobs":[]}' % text
+            logprobs = item_logprobs(self.logprobs) if self.logprobs else b"[]"
+            return b'{"type":"output_text","text":%b,"annotations":[],"logprobs":%b}' % (text, logprobs)
         name = b"refusal" if self.kind == REFUSAL else b"reasoning_text"
         return b'{"type":"%b","%b":%b}' % (name, b"refusal" if self.kind == REFUSAL else b"text", text)
 

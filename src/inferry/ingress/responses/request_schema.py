@@ -1,12 +1,15 @@
 """Requests to `/v1/responses`, as far as the gateway reads them.
 
-Texts and JSON objects are `Raw`, so that a long prompt is scanned and never copied. Fields that are not named here are
-ignored, `client_metadata`, `safety_identifier` and the `prompt_cache_*` options among them.
+Texts and JSON objects are `Raw`, so that a long prompt is scanned and never copied. The options of chat completions are
+passed on or refused (`openai.chat_options`). Fields that are named neither here nor there are ignored,
+`client_metadata`, `safety_identifier` and the `prompt_cache_*` options among them.
 """
 
 from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
+
+from inferry.ingress.openai.request_schema import ChatOptions, StreamOptions
 
 
 class Part(Struct):
@@ -82,12 +85,11 @@ class ReasoningConfig(Struct):
     generate_summary: str | None = None
 
 
-class ResponseStreamOptions(Struct):
+class ResponseStreamOptions(StreamOptions):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True):
-    model: str
+class ResponsesRequest(ChatOptions, kw_only=True):
     input: Raw
     instructions: Raw | UnsetType = UNSET
     previous_response_id: str | None = None
@@ -98,8 +100,6 @@ class ResponsesRequest(Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     store: bool | None = None
@@ -107,11 +107,7 @@ class ResponsesRequest(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    service_tier: str | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
     # Read only to refuse what they ask for.
-    top_logprobs: int | None = None
     conversation: Raw | UnsetType = UNSET
     prompt: Raw | UnsetType = UNSET
     context_management: Raw | UnsetType = UNSET

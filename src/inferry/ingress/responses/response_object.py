@@ -19,6 +19,7 @@ from inferry.ingress.responses.tools import ChatTools, ToolName
 _encode = msgspec.json.encode
 ID_PREFIX = "resp_"
 SEALED_REASONING = "reasoning.encrypted_content"
+TEXT_LOGPROBS = "message.output_text.logprobs"
 _DEFAULT_FORMAT = Raw(b'{"type":"text"}')
 
 Keep = Callable[[InferenceJob, str, bytes], None]
@@ -42,6 +43,7 @@ class ResponseObject:
         self.names: dict[str, ToolName] = tools.names
         self.left_out = tools.left_out
         self.seals_reasoning = SEALED_REASONING in (request.include or ())
+        self.has_logprobs = TEXT_LOGPROBS in (request.include or ())
         self._id = id
         self.first_events = len(FIRST_EVENTS) if id is not None else 0
         """Events that were written before."""
@@ -107,7 +109,7 @@ def _repeated_fields(request: ResponsesRequest, tools: ChatTools, is_stored: boo
         "text": config,
         "tool_choice": request.tool_choice if is_given(request.tool_choice) else "auto",
         "tools": tools.given,
-        "top_logprobs": 0,
+        "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": "disabled",
         "user": request.user,

@@ -11,13 +11,13 @@ from inferry.durable.background import BackgroundResponses
 from inferry.durable.event_log import split_events
 from inferry.durable.responses import StoredResponses
 from inferry.ingress.admin_tenants import WrongMethod
-from inferry.ingress.batches.queries import is_newest_first, limit_of, parse_query
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.responses.follow import SSE, follow
 from inferry.ingress.responses.response_object import SEALED_REASONING
 from inferry.ingress.responses.stored_items import context_of, id_of
 from inferry.ingress.router import Fail, Refuse, Router
+from inferry.ingress.stored_work.queries import is_newest_first, limit_of, parse_query
 
 MAX_LISTED = 100
 _CANCEL, _INPUT_ITEMS = "cancel", "input_items"
@@ -93,9 +93,9 @@ class ResponsesRouter(Router):
         return (await self._background.cancel(tenant, id)).response
 
     async def _delete(self, tenant: str, id: str) -> dict[str, Any]:
-        if self._background.is_running(tenant, id):
+        stored = await self._responses.get(tenant, id)
+        if stored.state.background:
             await self._background.cancel(tenant, id)
-        await self._responses.get(tenant, id)
         await self._responses.delete(tenant, id)
         return {"id": id, "object": "response", "deleted": True}
 

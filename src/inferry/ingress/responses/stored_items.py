@@ -10,8 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from inferry.domain.errors import InvalidRequest, NotFound
-from inferry.durable.background import UNFINISHED
-from inferry.durable.responses import StoredResponse, StoredResponses
+from inferry.durable.responses import UNFINISHED, StoredResponse, StoredResponses
 from inferry.ingress.errors import printable
 from inferry.ingress.responses.decode import decode_items
 from inferry.ingress.responses.request_schema import InputItem

@@ -11,10 +11,13 @@ from inferry.domain.errors import GatewayError, WorkerLost
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Delta, Done
 from inferry.ingress.chat_items import Arguments, Item, ItemReader, Reasoning, Refusal, Text, ToolCall
+from inferry.ingress.chunk_schema import TokenLogprob
 from inferry.ingress.openai.render import early_stop_object
+from inferry.ingress.responses.logprobs import event_logprobs
 from inferry.ingress.responses.output_items import CUSTOM, FUNCTION, REASONING, REFUSAL, TEXT, OutputItem
 from inferry.ingress.responses.response_object import ID_PREFIX, Keep, ResponseObject, error_object, usage_object
 from inferry.ingress.responses.tools import ToolName
+from inferry.ingress.text_logprobs import entries_of_text
 
 _encode = msgspec.json.encode
 _DELTAS = (
@@ -30,13 +33,25 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 class ResponseWriter:
     """At most one item is open at a time; it ends when another begins."""
 
-    __slots__ = ("_before", "_head", "_item", "_job", "_keep", "_output", "_reader", "_sequence", "_started")
+    __slots__ = (
+        "_before",
+        "_head",
+        "_item",
+        "_job",
+        "_keep",
+        "_output",
+        "_pending",
+        "_reader",
+        "_sequence",
+        "_started",
+    )
 
     def __init__(self, head: ResponseObject, job: InferenceJob, keep: Keep | None) -> None:
         self._head = head
         self._job = job
         self._keep = keep
-        self._reader = ItemReader()
+        self._reader = ItemReader(has_logprobs=head.has_logprobs)
+        self._pending: list[TokenLogprob] = []  # of tokens that are held back, or of no text
         self._started = False
         self._sequence = head.first_events
         self._output: list[bytes] = []
@@ -97,7 +112,7 @@ class ResponseWriter:
             kind = CUSTOM if tool.is_custom else FUNCTION
             self._open(kind, events, call=item.index, call_id=item.id, tool=tool)
         elif isinstance(item, Text):
-            self._append(self._message(TEXT, events), item.text, events)
+            self._append_text(item, events)
         elif isinstance(item, Reasoning):
             self._append(self._message(REASONING, events), item.text, events)
         elif isinstance(item, Refusal):
@@ -139,6 +154,8 @@ class ResponseWriter:
         self, kind: int, events: list[bytes], *, call: int = -1, call_id: str = "", tool: ToolName | None = None
     ) -> OutputItem:
         self._close(events, "completed")
+        if kind != TEXT:
+            self._pending.clear()
         index = len(self._output)
         base = self._head.id_of(self._job).removeprefix(ID_PREFIX)
         seals = self._head.seals_reasoning
@@ -152,6 +169,22 @@ class ResponseWriter:
         logprobs = b'"logprobs":[],' if kind == TEXT else b""
         self._before = b'event: %b\ndata: {"type":"%b",%b,%b"delta":"' % (name, name, _place(item), logprobs)
         return item
+
+    def _append_text(self, piece: Text, events: list[bytes]) -> None:
+        self._pending += piece.logprobs
+        if not piece.text:
+            return
+        item = self._message(TEXT, events)
+        if not self._pending:
+            self._append(item, piece.text, events)
+            return
+        entries = entries_of_text(piece.text, tuple(self._pending))
+        self._pending.clear()
+        item.logprobs += entries
+        encoded = _encode(piece.text)
+        item.pieces.append(encoded[1:-1])
+        fields = b'%b,"logprobs":%b,"delta":%b' % (_place(item), event_logprobs(entries), encoded)
+        events.append(self._event(_DELTAS[TEXT], fields))
 
     def _append(self, item: OutputItem, text: str, events: list[bytes]) -> None:
         encoded = _encode(text)[1:-1]
@@ -174,7 +207,7 @@ class ResponseWriter:
         if item.kind == CUSTOM:
             events.append(self._event(_DELTAS[CUSTOM], place + b',"delta":' + text))
         name = _DELTAS[item.kind].removesuffix(b"delta") + b"done"
-        logprobs = b',"logprobs":[]' if item.kind == TEXT else b""
+        logprobs = b',"logprobs":' + event_logprobs(item.logprobs) if item.kind == TEXT else b""
         events.append(self._event(name, b'%b%b,"%b":%b' % (place, logprobs, _TEXT_FIELDS[item.kind], text)))
         if item.kind <= REASONING:
             events.append(self._event(b"response.content_part.done", place + b',"part":%b' % item.part(text)))

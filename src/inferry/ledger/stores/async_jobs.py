@@ -140,8 +140,9 @@ class AsyncJobStore:
     def load_many(self, ids: Sequence[str]) -> list[tuple[AsyncJob, bytes, bool]]:
         """Those of the jobs that have not ended, as `load` returns them."""
         with self._database.reading() as connection:
-            query = select(*_COLUMNS, _c.body).where(_c.id.in_(ids), _IS_UNFINISHED)
-            rows = connection.execute(query).mappings().all()
+            # Without the status: SQLite would search by it, through all unfinished jobs of a large table.
+            query = select(*_COLUMNS, _c.body).where(_c.id.in_(ids))
+            rows = [row for row in connection.execute(query).mappings() if row["status"] == "in_progress"]
             charged = charged_jobs(connection, [try_id(row["id"], row["tries"]) for row in rows])
             return [(_job(row), row["body"], try_id(row["id"], row["tries"]) in charged) for row in rows]
 
@@ -155,7 +156,8 @@ class AsyncJobStore:
     def open_ids(self, ids: Sequence[str]) -> frozenset[str]:
         """Those of the jobs that have not ended."""
         with self._database.reading() as connection:
-            return frozenset(connection.execute(select(_c.id).where(_c.id.in_(ids), _IS_UNFINISHED)).scalars())
+            rows = connection.execute(select(_c.id, _c.status).where(_c.id.in_(ids)))  # as in `load_many`
+            return frozenset(id for id, status in rows if status == "in_progress")
 
     def record(self, records: Sequence[JobEnd | JobTry]) -> None:
         """Write ends and tries in one transaction. A job that has ended stays as it is."""

@@ -30,8 +30,8 @@ class Connector(Protocol):
     def insert(self, table: Table) -> Any:
         """The dialect's INSERT, which has `on_conflict_do_update`."""
 
-    def insert_new(self, connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Insert the rows whose primary key is new. Values are in the order of the table's columns.
+    def insert_new(self, connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> int:
+        """Insert the rows whose primary key is new; returns how many. Values are in the order of the table's columns.
 
         Raises ValueError or OverflowError for a value that can never be stored.
         """

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, delete, insert, select
+from sqlalchemy import ColumnElement, delete, insert, select, update
 
 from inferry.domain.errors import Conflict, StorageQuotaExceeded
 from inferry.domain.storage import Database, Document, Page
@@ -42,6 +42,14 @@ class DocumentStore:
             connection.execute(insert(documents).values(size=len(document.content), **row))
         return left
 
+    def swap(self, document: Document, content: bytes) -> bool:
+        """Replace the document if its content is still this one; whether it was."""
+        row = {name: getattr(document, name) for name in Document.__struct_fields__}
+        is_unchanged = _is(document.tenant, document.kind, document.id) & (documents.c.content == content)
+        query = update(documents).where(is_unchanged).values(size=len(document.content), **row)
+        with self._database.writing() as connection:
+            return bool(connection.execute(query).rowcount)
+
     def get(self, tenant: str, kind: str, id: str, now: float) -> Document | None:
         query = select(*_COLUMNS).where(_is(tenant, kind, id), _is_live(now))
         with self._database.reading() as connection:
@@ -78,6 +86,12 @@ class DocumentStore:
         query = select(*_COLUMNS).where(c.kind == kind, _is_live(now)).order_by(c.created_at, c.id)
         with self._database.reading() as connection:
             return [Document(**row) for row in connection.execute(query).mappings()]
+
+    def ids_of_kind(self, kind: str) -> frozenset[tuple[str, str]]:
+        """Tenant and id of the documents of all tenants, without their content."""
+        query = select(documents.c.tenant, documents.c.id).where(documents.c.kind == kind)
+        with self._database.reading() as connection:
+            return frozenset((tenant, id) for tenant, id in connection.execute(query))
 
     def delete(self, tenant: str, kind: str, id: str) -> bool:
         """Whether there was such a document."""

@@ -99,7 +99,8 @@ class RetentionStore:
             .cte("counted")
         )
         row = counted.c
-        is_end = and_(row.is_last, row.job_id.in_(last_jobs))
+        # A sub-run counts for its root, which is deleted before it.
+        is_end = and_(row.is_last, row.job_id.in_(last_jobs), row.parent_run.is_(None))
         runs = func.sum(case((is_end, 1), else_=0)).label("runs")
         dimensions = (row.hour, row.tenant, row.model, row.lane, row.key)
         sums = select(*dimensions[:-1], row.key.label("key_id"), runs, *measures(row)).group_by(*dimensions)

@@ -8,6 +8,7 @@ would never be seen. So before every use the opened file is compared with the on
 """
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,9 +24,12 @@ from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
 from inferry.ledger.stores.sqlite_open import ledger_path, open_for_writing
 
 _Identity = tuple[int, int]
-MAX_ROWS_PER_INSERT = 256
-"""sqlite3 releases and takes the GIL several times per statement. While the event loop is busy, each time the threads
-switch, which costs more CPU time than a row. A power of two; SQLite allows 32,766 values in a statement."""
+MAX_ROWS_PER_INSERT = 32
+"""Binding the values of a statement holds the GIL, and the event loop waits meanwhile. sqlite3 also releases and takes
+the GIL several times per statement, so that fewer rows would cost more CPU time each. A power of two; SQLite allows
+32,766 values in a statement."""
+PAUSE_S = 0.001
+"""Between two statements of a batch: a call that arrives meanwhile waits for the GIL once, and not at every step."""
 
 
 class SqliteFile:
@@ -67,21 +71,24 @@ class SqliteFile:
     def insert(self, table: Table) -> Insert:
         return insert(table)
 
-    def insert_new(self, connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
-        waiting = iter(rows)
+    def insert_new(self, connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> int:
+        waiting, inserted, pause_s = iter(rows), 0, 0.0
         try:
             while chunk := list(islice(waiting, MAX_ROWS_PER_INSERT)):
+                time.sleep(pause_s)
+                pause_s = PAUSE_S
                 # In powers of two: a statement for each number of rows would be prepared anew almost every time.
                 size, done = MAX_ROWS_PER_INSERT, 0
                 while done < len(chunk):
                     if done + size <= len(chunk):
                         values = tuple(chain.from_iterable(chunk[done : done + size]))
-                        connection.exec_driver_sql(_insert_text(table, size), values)
+                        inserted += connection.exec_driver_sql(_insert_text(table, size), values).rowcount
                         done += size
                     else:
                         size //= 2
         except (IntegrityError, DataError) as error:
             raise ValueError(f"the entry violates a table constraint: {error.orig}") from error
+        return inserted
 
     def floor(self, column: ColumnElement[float]) -> ColumnElement[int]:
         return cast(column, BigInteger)  # truncates; not every build has floor()

@@ -9,13 +9,16 @@ class AlertRow {
   constructor() {
     this.name = h("strong");
     this.summary = h("p");
+    this.labels = h("p", { class: "note" });
     this.since = h("span", { class: "note" });
-    this.node = h("div", { class: "alert" }, h("i", { "aria-hidden": "true" }), h("div", {}, h("div", { class: "row" }, this.name, this.since), this.summary));
+    this.node = h("div", { class: "alert" }, h("i", { "aria-hidden": "true" }), h("div", {}, h("div", { class: "row" }, this.name, this.since), this.summary, this.labels));
   }
 
   update(alert) {
     setText(this.name, alert.name);
     setText(this.summary, alert.summary);
+    const unnamed = Object.entries(alert.labels).filter(([, value]) => !alert.summary.includes(value));
+    setText(this.labels, unnamed.map(([name, value]) => `${name} ${value}`).join(" · "));
     setAttribute(this.node, "data-severity", alert.severity);
     setAttribute(this.node, "data-state", alert.state);
   }
@@ -56,7 +59,7 @@ class CostRow {
     setAttribute(this.name, "title", tenant.tenant);
     setText(this.value, unit === "cost" ? money(tenant.cost) : `${count(value)} tokens`);
     setShare(this.bar, "width", most > 0 ? value / most : 0);
-    const gpu = tenant.gpu_seconds === null ? "" : ` · ${seconds(tenant.gpu_seconds)} GPU`;
+    const gpu = tenant.gpu_seconds === null ? "" : ` · ${seconds(tenant.gpu_seconds)} engine time`;
     const failed = tenant.failed ? ` · ${count(tenant.failed)} failed` : "";
     setText(this.note, `${count(tenant.calls)} calls · ${count(tenant.output_tokens)} tokens out${gpu}${failed}`);
   }

@@ -5,6 +5,7 @@ import { count, milliseconds, money, percent, seconds } from "./format.js";
 import { getJson } from "./session.js";
 
 const MAX_ROWS = 150;
+const MAX_TOOLS = 5;
 const REFRESH_MS = 1000;
 
 const pathOf = (run, suffix = "") => `/admin/runs/${encodeURIComponent(run.id)}${suffix}?tenant=${encodeURIComponent(run.tenant)}`;
@@ -73,7 +74,7 @@ const details = (step, now) => {
   ];
   if (step.attained !== null) found.push(["Target", step.attained ? "attained" : "missed"]);
   if (step.batch_size !== null) found.push(["Calls in its plan", `${count(step.batch_size)} (${step.release_reason ?? ""})`]);
-  if (step.cost !== null) found.push(["Cost", money(step.cost)]);
+  if (step.cost) found.push(["Cost", money(step.cost)]);
   // Why the call was held, which limit bound it, and why this worker.
   if (step.decision) found.push(["Decision", step.decision]);
   return found;
@@ -103,12 +104,15 @@ export class RunDialog {
     this.steps = h("ol", { class: "steps" });
     this.note = h("p", { class: "note" }, "Reading the run…");
     this.list = new KeyedList(this.steps, () => new StepRow());
+    this.trace = h("a", { class: "trace", title: "The run and its sub-runs as a trace: open it at ui.perfetto.dev" }, "Perfetto trace");
     const legend = ["queue", "prefill", "decode", "tool"].map((kind) => h("span", { class: `k-${kind}` }, kind));
     this.dialog.replaceChildren(
       h("div", { class: "drawer-head" }, h("div", {}, this.title, h("p", { class: "muted" }, `tenant ${run.tenant}`)), h("div", { class: "drawer-actions" }, this.status, this.cancel, h("button", { class: "icon-button", type: "button", "aria-label": "Close", on: { click: () => this.dialog.close() } }, "✕"))),
-      h("div", { class: "drawer-body" }, this.facts, this.split, this.hint, this.related, h("div", { class: "card-head" }, h("h3", {}, "Timeline"), h("div", { class: "legend" }, ...legend)), this.axis, this.steps, this.note),
+      h("div", { class: "drawer-body" }, this.facts, this.split, this.hint, this.related, h("div", { class: "card-head" }, h("h3", {}, "Timeline"), h("div", { class: "legend" }, ...legend, this.trace)), this.axis, this.steps, this.note),
     );
     this.cancel.hidden = true;
+    this.trace.href = `${pathOf(run, "/timeline")}&format=perfetto`;
+    this.trace.download = `${run.id}.perfetto.json`;
     if (!this.dialog.open) this.dialog.showModal();
     this.refresh();
   }
@@ -143,10 +147,12 @@ export class RunDialog {
     const facts = [
       ["Calls", `${count(detail.jobs.ended)} ended · ${count(detail.jobs.in_flight)} in flight`],
       ["Tokens", `${count(detail.tokens.prompt)} in · ${count(detail.tokens.output)} out`],
-      ["Cost", money(detail.cost)],
+      ["Cost", money(detail.cost || null)], // as in the list: without a price a cost is not known
       ["Queue wait", detail.waits.mean_ms === null ? "–" : `mean ${milliseconds(detail.waits.mean_ms)} · max ${milliseconds(detail.waits.max_ms)}`],
     ];
     if (detail.budget?.token_ceiling) facts.push(["Budget", `${percent(detail.budget.spent_tokens / detail.budget.token_ceiling, 0)} of ${count(detail.budget.token_ceiling)} tokens`]);
+    const tools = Object.entries(detail.tools).sort(([, a], [, b]) => b.seconds - a.seconds).slice(0, MAX_TOOLS);
+    if (tools.length) facts.push(["Tools", tools.map(([name, use]) => `${name} ${seconds(use.seconds)} (${count(use.calls)})`).join(", ")]);
     this.facts.replaceChildren(...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
     this.showSplit(detail.time);
     setText(this.hint, detail.time.hint ?? "");

@@ -12,9 +12,9 @@ const TILES = [
   { key: "use", label: "Utilisation", unit: (t) => use(t).unit, value: (t) => percent(use(t).share, 0), number: (t) => use(t).share, top: 1 },
 ];
 
-// Of the GPUs where it is measured, else of the workers' sequence limits.
+// Of the engines' time where it is measured, else of the workers' sequence limits.
 const use = (totals) => {
-  if (totals.gpu_utilization !== null) return { share: totals.gpu_utilization, unit: "of GPU time" };
+  if (totals.gpu_utilization !== null) return { share: totals.gpu_utilization, unit: "of engine time, last minute" };
   if (totals.max_sequences) {
     const unit = `${count(totals.running)} of ${count(totals.max_sequences)} sequences`;
     return { share: totals.running / totals.max_sequences, unit };

@@ -16,7 +16,7 @@ class WorkerCard {
     this.bar = h("i");
     this.waiting = h("span", { class: "note" });
     this.batch = h("dd", {}, DASH);
-    this.gpu = h("dd", {}, DASH);
+    this.busy = h("dd", {}, DASH);
     this.chart = sparkline("Running sequences over time");
     this.course = new Course();
     this.action = h("button", { class: "ghost small", type: "button", on: { click: () => onAction(this.worker) } });
@@ -34,7 +34,7 @@ class WorkerCard {
           h("div", { class: "row" }, h("span", { class: "note" }, "Sequences"), this.sequences),
           h("div", { class: "meter" }, this.bar),
           h("div", { class: "row" }, this.kvNote, this.waiting),
-          h("dl", { class: "pair" }, h("div", {}, h("dt", {}, "Mean batch"), this.batch), h("div", {}, h("dt", {}, "GPU time"), this.gpu)),
+          h("dl", { class: "pair" }, h("div", {}, h("dt", { title: "Calls per plan in the last minute" }, "Batch, 1 min"), this.batch), h("div", {}, h("dt", { title: "Part of the last minute in which the engine computed" }, "Busy, 1 min"), this.busy)),
         ),
       ),
       this.chart.node,
@@ -57,7 +57,7 @@ class WorkerCard {
     setShare(this.bar, "width", worker.max_sequences ? worker.running / worker.max_sequences : 0);
     setText(this.waiting, worker.waiting ? `${count(worker.waiting)} waiting in the engine` : "");
     setText(this.batch, worker.batch_mean === null ? DASH : worker.batch_mean.toFixed(1));
-    setText(this.gpu, percent(worker.gpu_utilization, 0));
+    setText(this.busy, percent(worker.gpu_utilization, 0));
     setText(this.models, worker.models.join(", ") || "no models yet");
     setAttribute(this.models, "title", worker.models.join(", "));
     const isBroken = worker.breaker !== "closed";

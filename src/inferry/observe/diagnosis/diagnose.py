@@ -1,4 +1,4 @@
-"""From facts to a diagnosis: the rules in the order in which a cause hides the ones after it."""
+"""The order in which causes of latency are named: overload only if no other cause explains the wait."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,6 +11,7 @@ from inferry.observe.diagnosis.engine import chunk_too_large, cold_cache, decode
 from inferry.observe.diagnosis.facts import MIN_CALLS, Facts
 from inferry.observe.diagnosis.findings import Diagnosis, Finding, Verdict
 from inferry.observe.diagnosis.latency import lane_splits
+from inferry.observe.diagnosis.pressure import held_by_reserve, pressed_lanes, up_workers
 from inferry.observe.diagnosis.waiting import (
     batch_flood,
     bursts,
@@ -108,4 +109,10 @@ def _missing(facts: Facts) -> str:
 def _healthy_summary(facts: Facts) -> str:
     rates = [lane.attainment for lane in facts.lanes if lane.attainment is not None]
     met = f" {min(rates):.1%} of the calls met their target in the lane where fewest did." if rates else ""
-    return f"No cause of latency stands out in {facts.calls} calls.{met}"
+    reserved = [
+        f" Calls of lane {lane.lane} wait: it leaves {lane.reserve:.0%} of worker {worker.worker} to higher lanes."
+        for lane in pressed_lanes(facts)
+        for worker in up_workers(facts)
+        if held_by_reserve(worker, lane)
+    ]
+    return f"No cause of latency stands out in {facts.calls} calls.{met}{''.join(reserved[:1])}"

@@ -2,6 +2,7 @@
 
 from statistics import median
 
+from inferry.domain.workers import RECOMMENDED_CHUNK_TOKENS
 from inferry.observe.diagnosis.facts import MIN_CALLS, Facts, LaneFacts
 from inferry.observe.diagnosis.findings import Evidence, Finding, Setting
 from inferry.observe.diagnosis.pressure import lane_evidence, late_lanes, queue_dominates, up_workers
@@ -9,7 +10,6 @@ from inferry.observe.diagnosis.pressure import lane_evidence, late_lanes, queue_
 ITLS_PER_STEP = 4
 """A step is too long above this multiple of the ITL target."""
 MIN_CHUNK_TOKENS = 256
-DEFAULT_CHUNK_TOKENS = 2048
 FAST_PREFILL_TOKENS_PER_S = 40_000
 """Prompt tokens per second of an 8B model on a large GPU. On a slower engine a long step takes longer still."""
 SLOW_WORKER = 3.0
@@ -176,10 +176,9 @@ def _late_prefill_ms(lane: LaneFacts) -> float:
 
 
 def _better_chunk(chunk_tokens: int | None, step_ms: float, target_ms: float) -> int:
-    """The largest power of two whose step takes at most `ITLS_PER_STEP` inter-token intervals."""
-    if chunk_tokens is None:
-        return DEFAULT_CHUNK_TOKENS
-    better = MIN_CHUNK_TOKENS
-    while 2 * better * step_ms / chunk_tokens <= ITLS_PER_STEP * target_ms:
-        better *= 2
+    """The recommended chunk, halved until its measured step takes at most `ITLS_PER_STEP` inter-token intervals."""
+    better = RECOMMENDED_CHUNK_TOKENS
+    if chunk_tokens is not None:
+        while better > MIN_CHUNK_TOKENS and better * step_ms / chunk_tokens > ITLS_PER_STEP * target_ms:
+            better //= 2
     return better

@@ -82,6 +82,8 @@ class LaneFacts(Struct, frozen=True, kw_only=True):
 class WorkerFacts(Struct, frozen=True, kw_only=True):
     """One worker. Means are over the window. `limits` counts which limit kept jobs from it.
 
+    `running_queued` and `utilisation_queued` are means over the samples in which jobs were queued in the gateway, None
+    without such samples: a burst in a window that is idle otherwise is judged by the time of the burst.
     `queues_at`: number of running sequences at which others wait inside the engine, None where it varies or none wait.
     `kv_ratio`: the larger one of used and predicted KV
     tokens, as a fraction of the KV cache. `padding_ratio`: fraction of the computed prompt tokens that were padding.
@@ -113,6 +115,18 @@ class WorkerFacts(Struct, frozen=True, kw_only=True):
     padding_ratio: float | None
     limits: Mapping[str, int]
     traffic: WorkerTraffic | None = None
+    running_queued: float | None = None
+    utilisation_queued: float | None = None
+
+    @property
+    def running_then(self) -> float | None:
+        """Running sequences while jobs were queued; over the whole window where none were."""
+        return self.running if self.running_queued is None else self.running_queued
+
+    @property
+    def utilisation_then(self) -> float | None:
+        """Utilisation while jobs were queued; over the whole window where none were."""
+        return self.utilisation if self.utilisation_queued is None else self.utilisation_queued
 
 
 class Facts(Struct, frozen=True, kw_only=True):

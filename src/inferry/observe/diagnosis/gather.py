@@ -63,6 +63,7 @@ class _Window:
         self.seconds = seconds
         self._means: dict[str, dict[str, float]] = {}
         self._limits: dict[Labels, float] | None = None
+        self._queued_at: set[float] | None = None
         sampled = history.values("inferry_jobs_in_flight", seconds)
         self.observed_s = sampled[-1][0] - sampled[0][0] if sampled else 0.0
 
@@ -89,6 +90,18 @@ class _Window:
             found = self.history.mean_by(name, self.seconds, (label,))
             means = self._means[name] = {labels[0][1]: sum(values) for labels, values in found.items()}
         return means.get(value)
+
+    def mean_queued(self, name: str, worker: str) -> float | None:
+        """Mean of a worker's gauge over the samples in which jobs were queued."""
+        if self._queued_at is None:
+            depths = self.history.values("inferry_queue_depth", self.seconds)
+            self._queued_at = {at for at, depth in depths if depth > 0}
+        if not self._queued_at:
+            return None
+        values = [
+            value for at, value in self.history.values(name, self.seconds, worker=worker) if at in self._queued_at
+        ]
+        return sum(values) / len(values) if values else None
 
     def observed(self, name: str, **labels: str) -> int:
         """Values that a histogram observed."""
@@ -179,6 +192,8 @@ def _worker(window: _Window, status: WorkerStatus, traffic: WorkerTraffic | None
         padding_ratio=padding / padded if padded else None,
         limits=window.limits(name),
         traffic=traffic,
+        running_queued=window.mean_queued("inferry_worker_running_sequences", name),
+        utilisation_queued=window.mean_queued("inferry_worker_gpu_utilization_ratio", name),
     )
 
 

@@ -9,12 +9,12 @@ WAIT_FRACTION = 0.8
 BATCH_WAIT_MS = 1000.0
 """Wait from which a lane without a target counts as backlogged, beyond what it may be held."""
 FULL = 0.85
-"""Part of a limit from which it counts as reached, as a mean over the window."""
+"""Part of a limit from which it counts as reached, as a mean over the time in which jobs were queued."""
 RESOURCE_LIMITS = ("sequences", "batch_sequences", "kv_tokens", "prefill_tokens", "prefill_rate", "padded_batch")
 LOW_UTILISATION = 0.4
 HIGH_UTILISATION = 0.7
 SLACK_ITL = 0.5
-"""Part of the ITL target below which the median leaves an engine room for more sequences."""
+"""Part of the ITL target below which the median leaves an engine capacity for more sequences."""
 DEFAULT_ITL_MS = 50.0
 TOP_TENANT = 0.5
 """Part of a lane's time on workers from which one tenant is named."""
@@ -91,9 +91,9 @@ def queue_dominates(lane: LaneFacts) -> bool:
 
 def is_full(worker: WorkerFacts, reserve: float = 0.0) -> bool:
     """Whether the worker runs as many sequences as the gateway may send, less what a lane leaves to higher ones."""
-    if worker.sequences is None or worker.running is None:
+    if worker.sequences is None or worker.running_then is None:
         return False
-    return worker.running + (worker.waiting or 0.0) >= FULL * worker.sequences * (1.0 - reserve)
+    return worker.running_then + (worker.waiting or 0.0) >= FULL * worker.sequences * (1.0 - reserve)
 
 
 def top_limit(worker: WorkerFacts) -> str | None:
@@ -113,17 +113,24 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+def held_by_reserve(worker: WorkerFacts, lane: LaneFacts) -> bool:
+    """Whether the lane had all that it does not leave to higher lanes, of a worker that was not full."""
+    return lane.reserve > 1.0 - FULL and not is_full(worker) and is_full(worker, lane.reserve)
+
+
 def has_slack(facts: Facts, worker: WorkerFacts) -> bool:
-    """Whether the engine could run more sequences without missing a target."""
+    """Whether the engine could run more sequences without missing a target, judged by the time with queued jobs."""
     if (worker.waiting or 0.0) >= 1.0 or (worker.kv_ratio or 0.0) >= FULL:
         return False
-    if worker.utilisation is not None and worker.utilisation < LOW_UTILISATION:
+    used = [lane for lane in facts.lanes if lane.calls >= MIN_CALLS and lane.itl_p50_ms is not None]
+    if any(lane.itl_ms is not None and (lane.itl_p95_ms or 0.0) > lane.itl_ms for lane in used):
+        return False
+    if worker.utilisation_then is not None and worker.utilisation_then < LOW_UTILISATION:
         return True
-    # An engine that is busy all the time with few sequences still has room: a step takes hardly longer with more.
+    # An engine that is busy all the time with few sequences still has capacity: a step takes hardly longer with more.
     # Batch lanes have no target of their own: the laxest one of the live lanes stands for what an engine can do.
     targets = [lane.itl_ms for lane in facts.lanes if lane.itl_ms is not None]
     laxest_ms = max(targets, default=DEFAULT_ITL_MS)
-    used = [lane for lane in facts.lanes if lane.calls >= MIN_CALLS and lane.itl_p50_ms is not None]
     return bool(used) and all(
         (lane.itl_p50_ms or 0.0) <= SLACK_ITL * (lane.itl_ms or laxest_ms)
         and (lane.itl_p95_ms or 0.0) <= (lane.itl_ms or laxest_ms)

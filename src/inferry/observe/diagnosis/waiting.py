@@ -7,6 +7,7 @@ from inferry.observe.diagnosis.pressure import (
     HIGH_UTILISATION,
     LOW_UTILISATION,
     has_slack,
+    held_by_reserve,
     is_full,
     lane_evidence,
     late_lanes,
@@ -32,7 +33,7 @@ IDLE = 0.1
 KV_LIMIT = "kv_tokens"
 KV_FRACTION = 0.95
 """Part of the KV cache that the gateway uses at most."""
-SEQUENCE_LIMITS = ("sequences", "batch_sequences")
+_LIMIT_REACHED = "calls wait while its limit is reached"
 PREFILL_LIMITS = ("prefill_tokens",)
 
 
@@ -122,25 +123,20 @@ def starved_gpu(facts: Facts) -> Finding | None:
     lanes = [lane for lane in pressed_lanes(facts) if queue_dominates(lane)]
     if not lanes:
         return None
+    lane = lanes[0]
     for worker in up_workers(facts):
-        limit = top_limit(worker)
-        full = is_full(worker, max(lane.reserve for lane in lanes))
-        by_prefill = worker.prefill_tokens is not None and not full and limit in (None, *PREFILL_LIMITS)
-        if not (full or limit in SEQUENCE_LIMITS or by_prefill) or not has_slack(facts, worker):
+        full, by_reserve = is_full(worker, lane.reserve), held_by_reserve(worker, lane)
+        by_prefill = worker.prefill_tokens is not None and not full and top_limit(worker) in (None, *PREFILL_LIMITS)
+        if not (full or by_prefill) or not has_slack(facts, worker):
             continue
+        limit = f"lane {lane.lane} leaves {lane.reserve:.0%} of it to higher lanes" if by_reserve else _LIMIT_REACHED
         return Finding(
             cause="starved_gpu",
             stage="queue",
             where=f"worker {worker.worker}",
-            summary=f"Worker {worker.worker} could run more: calls wait while its limit is reached.",
-            evidence=(
-                *lane_evidence(lanes[0]),
-                Evidence(
-                    f"running sequences of worker {worker.worker}", worker.running or 0.0, "sequences", worker.sequences
-                ),
-                *_slack_evidence(facts, worker),
-            ),
-            setting=_less_reserve(lanes, worker) or _more_work(worker, by_prefill=by_prefill),
+            summary=f"Worker {worker.worker} could run more: {limit}.",
+            evidence=(*lane_evidence(lane), _running_evidence(worker), *_slack_evidence(facts, worker)),
+            setting=_less_reserve(lane) if by_reserve else _more_work(worker, by_prefill=by_prefill),
         )
     return None
 
@@ -256,8 +252,8 @@ def _job_tokens(lane: LaneFacts) -> float:
 
 def _slack_evidence(facts: Facts, worker: WorkerFacts) -> list[Evidence]:
     found = []
-    if worker.utilisation is not None and worker.utilisation < LOW_UTILISATION:
-        found.append(Evidence("GPU utilisation", worker.utilisation, "ratio", LOW_UTILISATION))
+    if worker.utilisation_then is not None and worker.utilisation_then < LOW_UTILISATION:
+        found.append(Evidence("GPU utilisation", worker.utilisation_then, "ratio", LOW_UTILISATION))
     found += [
         Evidence(f"p95 inter-token latency of lane {lane.lane}", lane.itl_p95_ms, "ms", lane.itl_ms)
         for lane in facts.lanes
@@ -268,12 +264,17 @@ def _slack_evidence(facts: Facts, worker: WorkerFacts) -> list[Evidence]:
     return found
 
 
-def _less_reserve(lanes: list[LaneFacts], worker: WorkerFacts) -> Setting | None:
+def _running_evidence(worker: WorkerFacts) -> Evidence:
+    """Running sequences while jobs were queued, beside the limit."""
+    when = "" if worker.running_queued is None else " while calls were queued"
+    what = f"running sequences of worker {worker.worker}{when}"
+    return Evidence(what, worker.running_then or 0.0, "sequences", worker.sequences)
+
+
+def _less_reserve(lane: LaneFacts) -> Setting:
     """The setting of a lane that leaves so much to higher lanes that the worker never fills."""
-    lane = max(lanes, key=lambda one: one.reserve)
-    if lane.reserve <= HIGH_RESERVE or is_full(worker):
-        return None
-    return Setting("config", f"lanes.{lane.lane}.reserve", "0.05" if lane.is_live else "0.25", f"{lane.reserve:g}")
+    less = "0.05" if lane.is_live else "0.25" if lane.reserve > HIGH_RESERVE else "0.1"
+    return Setting("config", f"lanes.{lane.lane}.reserve", less, f"{lane.reserve:g}")
 
 
 def _more_work(worker: WorkerFacts, *, by_prefill: bool) -> Setting:

@@ -13,6 +13,7 @@ from inferry.domain.tracing import CallTrace, JobTrace
 
 OPERATIONS = {"chat": "chat", "completions": "text_completion", "embeddings": "embeddings", "score": "score"}
 PROVIDER = "inferry"
+_GENERATING = ("chat", "completions")
 _QUEUE, _PREFILL, _DECODE = 1, 2, 3
 """Distances of span ids from their attempt's."""
 
@@ -106,12 +107,11 @@ def _attempt_spans(call: CallTrace, job: JobTrace, entry: LedgerEntry, ready_at:
     if entry.first_token_ms is None:
         return [queue, attempt]
     first_token_at = arrived_at + entry.first_token_ms / 1000
-    return [
-        queue,
-        attempt,
-        SpanData("prefill", "internal", span_id + _PREFILL, span_id, sent_at, first_token_at, {}),
-        SpanData("decode", "internal", span_id + _DECODE, span_id, first_token_at, entry.ended_at, {}),
-    ]
+    prefill = SpanData("prefill", "internal", span_id + _PREFILL, span_id, sent_at, first_token_at, {})
+    if job.request["api"] not in _GENERATING:
+        return [queue, attempt, prefill]
+    decode = SpanData("decode", "internal", span_id + _DECODE, span_id, first_token_at, entry.ended_at, {})
+    return [queue, attempt, prefill, decode]
 
 
 def _request_attributes(job: JobTrace) -> Attributes:
@@ -120,7 +120,7 @@ def _request_attributes(job: JobTrace) -> Attributes:
         "gen_ai.operation.name": OPERATIONS.get(request["api"], request["api"]),
         "gen_ai.provider.name": PROVIDER,
     }
-    if request["api"] in ("chat", "completions"):
+    if request["api"] in _GENERATING:
         attributes |= {
             "gen_ai.request.max_tokens": request["max_tokens"],
             "gen_ai.request.temperature": request["temperature"],

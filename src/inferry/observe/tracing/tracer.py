@@ -25,12 +25,18 @@ _TRACE_ID_BITS = 64
 
 
 class Tracer:
-    """`sample_ratio` is the fraction of traces that begin here and are exported, from 0 to 1."""
+    """`sample_ratio` is the fraction of traces that begin here and are exported, from 0 to 1; `max_per_s` bounds their
+    number, so that a burst does not spend its CPU time on spans. A second's worth may begin at once."""
 
-    def __init__(self, sample_ratio: float, clock: Clock, export: Callable[[CallTrace], None]) -> None:
+    def __init__(
+        self, sample_ratio: float, clock: Clock, export: Callable[[CallTrace], None], *, max_per_s: float | None = None
+    ) -> None:
         self._threshold = round(sample_ratio * (1 << _TRACE_ID_BITS))
         self._clock = clock
         self._export = export
+        self._max_per_s = max_per_s
+        self._left = max(1.0, max_per_s or 0.0)
+        self._left_at = clock.now()
         # Not the random numbers of the process: a seed there must not repeat trace ids.
         self._bits = random.SystemRandom().getrandbits
 
@@ -102,7 +108,20 @@ class Tracer:
             valid_state = state if _TRACESTATE.fullmatch(state) is not None else b""
             return TraceContext(*given, state=valid_state)
         trace_id = self._bits(128) or 1
-        return TraceContext(f"{trace_id:032x}", None, trace_id % (1 << _TRACE_ID_BITS) < self._threshold)
+        is_drawn = trace_id % (1 << _TRACE_ID_BITS) < self._threshold
+        return TraceContext(f"{trace_id:032x}", None, is_drawn and self._may_begin())
+
+    def _may_begin(self) -> bool:
+        """Take one of the traces that may begin, where their number is bounded."""
+        if self._max_per_s is None:
+            return True
+        now = self._clock.now()
+        self._left = min(max(1.0, self._max_per_s), self._left + (now - self._left_at) * self._max_per_s)
+        self._left_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
     def _new_span_id(self) -> int:
         return self._bits(64) or 1

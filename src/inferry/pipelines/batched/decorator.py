@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from inferry.pipelines.batched.batch_queue import Window
 from inferry.pipelines.batched.functions import AsyncBatched, SyncBatched
@@ -23,12 +23,17 @@ class SyncBatchedMethod(Generic[S, T, R]):
         self._options = options
         functools.update_wrapper(cast(Callable[..., Any], self), function)
 
-    def __get__(self, instance: S, owner: type[S] | None = None) -> SyncBatched[T, R]:
+    @overload
+    def __get__(self, instance: None, owner: type[S]) -> Self: ...
+    @overload
+    def __get__(self, instance: S, owner: type[S] | None = None) -> SyncBatched[T, R]: ...
+    def __get__(self, instance: S | None, owner: type[S] | None = None) -> "SyncBatched[T, R] | Self":
+        if instance is None:
+            return self
         function = functools.partial(self._function, instance)
         name = self._function.__qualname__
         bound: SyncBatched[T, R] = SyncBatched(function, name, self._options)
-        # The instance's own attribute is found before this descriptor, which has no `__set__`.
-        found: SyncBatched[T, R] = vars(instance).setdefault(self._function.__name__, bound)
+        found: SyncBatched[T, R] = _attributes(instance, name).setdefault(self._function.__name__, bound)
         return found
 
 
@@ -40,12 +45,27 @@ class AsyncBatchedMethod(Generic[S, T, R]):
         self._options = options
         functools.update_wrapper(cast(Callable[..., Any], self), function)
 
-    def __get__(self, instance: S, owner: type[S] | None = None) -> AsyncBatched[T, R]:
+    @overload
+    def __get__(self, instance: None, owner: type[S]) -> Self: ...
+    @overload
+    def __get__(self, instance: S, owner: type[S] | None = None) -> AsyncBatched[T, R]: ...
+    def __get__(self, instance: S | None, owner: type[S] | None = None) -> "AsyncBatched[T, R] | Self":
+        if instance is None:
+            return self
         function = functools.partial(self._function, instance)
         name = self._function.__qualname__
         bound: AsyncBatched[T, R] = AsyncBatched(function, name, self._options)
-        found: AsyncBatched[T, R] = vars(instance).setdefault(self._function.__name__, bound)
+        found: AsyncBatched[T, R] = _attributes(instance, name).setdefault(self._function.__name__, bound)
         return found
+
+
+def _attributes(instance: object, method: str) -> dict[str, Any]:
+    """Where an instance has its batches: its own attribute is found before the descriptor, which has no `__set__`."""
+    try:
+        return vars(instance)
+    except TypeError:
+        # Weak references are no way out: the batches refer to their instance.
+        raise TypeError(f"{method} is batched per instance: add '__dict__' to the __slots__ of its class") from None
 
 
 class BatchedDecorator:

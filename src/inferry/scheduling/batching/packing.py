@@ -14,10 +14,11 @@ _MAX_WAIT: Final = ReleaseReason.MAX_WAIT
 class Draft:
     """A plan while a tick forms it."""
 
-    __slots__ = ("bucket", "jobs", "max_batch", "pads", "reason", "worker")
+    __slots__ = ("bucket", "jobs", "max_batch", "pads", "precision", "reason", "worker")
 
-    def __init__(self, worker: str, pads: bool, first: QueuedJob) -> None:
+    def __init__(self, worker: str, precision: str | None, pads: bool, first: QueuedJob) -> None:
         self.worker = worker
+        self.precision = precision
         self.pads = pads
         self.reason = first.reason
         self.max_batch = first.rules.max_batch
@@ -44,10 +45,13 @@ class Draft:
             reason=self.reason,
             formed_at=now,
             padded_tokens=max([job.footprint.prompt.expected for job in self.jobs]) if self.pads else None,
+            precision=self.precision,
         )
 
 
-def add_to_drafts(entry: QueuedJob, worker: str, pads: bool, drafts: list[Draft]) -> Draft | None:
+def add_to_drafts(
+    entry: QueuedJob, worker: str, precision: str | None, pads: bool, drafts: list[Draft]
+) -> Draft | None:
     """Add a job to the draft of its worker that accepts it, or return a new draft for it."""
     if drafts and not pads and entry.reason is _IMMEDIATE is drafts[-1].reason:
         drafts[-1].jobs.append(entry.job)  # the common case
@@ -56,6 +60,6 @@ def add_to_drafts(entry: QueuedJob, worker: str, pads: bool, drafts: list[Draft]
         if draft.accepts(entry):
             draft.jobs.append(entry.job)
             return None
-    draft = Draft(worker, pads, entry)
+    draft = Draft(worker, precision, pads, entry)
     drafts.append(draft)
     return draft

@@ -12,6 +12,7 @@ nor before an idle worker.
 """
 
 from operator import eq
+from typing import Final
 
 from inferry.domain.jobs import InferenceJob
 from inferry.scheduling.batching.prefix_key import PrefixKey, prefix_key
@@ -25,7 +26,7 @@ MIN_BENEFIT_RATIO = 2.0
 """How much more a hold must save than it costs: the savings are an estimate, the cost is certain."""
 REPROBE_INTERVAL = 16
 """Every one of this many holds is skipped, to see whether siblings still recompute anything."""
-MAX_STATS = 1_024
+MAX_STATS: Final = 1_024
 SiblingStatsKey = tuple[str, str | None]
 
 

@@ -14,6 +14,7 @@ longer they wait, down to `MIN_SLACK_ITLS`.
 
 from collections.abc import Mapping, Sequence
 from math import exp, inf
+from typing import Final
 
 from inferry.domain.jobs import Footprint
 from inferry.domain.lanes import Lane, LanePolicy
@@ -43,11 +44,11 @@ RATIO_PRIOR_TOKENS = 5000
 """Prompt tokens at a ratio of one that are added to both counts when the gateway's is compared with the engine's."""
 INITIAL_PREFILL_TOKENS = 4096
 """Bound on prefill tokens in flight before costs are known."""
-OUTPUT_WEIGHT = 0.05
+OUTPUT_WEIGHT: Final = 0.05
 """Weight of the latest job in the mean output tokens, predicted and real."""
-ATTAINMENT_WEIGHT = 0.05
+ATTAINMENT_WEIGHT: Final = 0.05
 """Weight of the latest ended stream in the share of streams that met their target."""
-HOLDING_PAYS = 0.9
+HOLDING_PAYS: Final = 0.9
 """Where more streams than this meet their target, holding jobs back is what it is for, and is not bounded."""
 KV_FRACTION = 0.95
 """Part of the KV capacity that is used: output lengths are estimates."""
@@ -108,10 +109,9 @@ class _SloLaneActivity(_LaneActivity):
         return now > stream.arrived_at + self.ttft_s + self.itl_s * (stream.tokens - 1)
 
     def ttft_left_fraction(self, now: float) -> float:
-        """Part of its TTFT target that the longest-waiting job has left."""
-        if self.waiting_since is None:
-            return 1.0
-        return max(0.0, 1.0 - (now - self.waiting_since) / self.ttft_s)
+        """Part of its TTFT target that the longest-waiting job has left. A job that has missed it is not urgent."""
+        waited = 0.0 if self.waiting_since is None else (now - self.waiting_since) / self.ttft_s
+        return 1.0 - waited if waited < 1.0 else 1.0
 
     def target_itl_s(self, keep_itls: float) -> float:
         """Inter-token latency of the next moment that moves slack towards `keep_itls` intervals."""

@@ -14,6 +14,8 @@ from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 _ROUNDING_TOKENS: Final = 1e-6
 MAX_DEBT_S: Final = 0.25
 """Debt, in seconds of the rate, that unpaced prompts may leave in the bucket."""
+MAX_PACED_DEBT_S: Final = 1.0
+"""Debt that paced prompts may leave."""
 
 
 class TickContext:
@@ -47,9 +49,8 @@ class TickContext:
 class PrefillTokenBucket:
     """The bucket of one worker. A prompt larger than the bucket goes when it is full and leaves it in debt.
 
-    Paced prompts owe all they take, so that the rate holds in the long run. The debt of unpaced prompts is bounded by
-    `MAX_DEBT_S`, so that a burst of live calls does not shut lower lanes out for long. A lane with a reserve leaves the
-    same part of the bucket to higher lanes. The bucket is refilled when it is read.
+    The debt is bounded, so that neither a burst of live calls nor one long prompt shuts lower lanes out for long. A
+    lane with a reserve leaves the same part of the bucket to higher lanes. The bucket is refilled when it is read.
     """
 
     __slots__ = ("_level", "_rate", "_refilled_at", "_tick_context")
@@ -79,15 +80,11 @@ class PrefillTokenBucket:
                 tick_context.earliest_retry_at = at
         return False
 
-    def spend(self, tokens: int) -> None:
-        """A paced prompt goes."""
-        self._level -= tokens
-
-    def spend_unpaced(self, tokens: int) -> None:
-        """An unpaced prompt goes. It leaves a debt of `MAX_DEBT_S` at most."""
+    def spend(self, tokens: int, max_debt_s: float) -> None:
+        """A prompt goes. It leaves a debt of `max_debt_s` at most."""
         if self._refilled_at < self._tick_context.now:
             self._refill()
-        self._level = max(self._level - tokens, min(self._level, -MAX_DEBT_S * self._rate))
+        self._level = max(self._level - tokens, min(self._level, -max_debt_s * self._rate))
 
     def _refill(self) -> None:
         tick_context = self._tick_context

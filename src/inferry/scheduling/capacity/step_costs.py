@@ -22,7 +22,7 @@ an H200. Only their ratios matter: the observed time gives the scale."""
 PRIOR_WEIGHT: Final = 0.05
 """Weight of the prior, relative to the observed sum of squares of each term. Prompts that are counted some steps before
 or after they are computed vary by a few hundredths of their square; a smaller weight would learn from that."""
-_SWEEPS = 50
+_SWEEPS: Final = 50
 _MIN_COST_S: Final = 1e-9
 
 

@@ -1,4 +1,4 @@
-"""Smaller jobs of a queue overtake its blocked head, within a bound.
+"""Which jobs of a queue overtake its blocked head, and when that stops.
 
 A blocked head closes all its workers, though it can start on one of them only. So one worker is reserved for it; the
 others may accept a few of the jobs behind it, where capacity came free that the head cannot use. All jobs that overtake

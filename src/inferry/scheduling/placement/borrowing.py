@@ -1,4 +1,4 @@
-"""Batch lanes on idle workers of other groups, and how they yield them.
+"""When batch lanes use idle workers of other groups, and when they give them back.
 
 A lane with `borrow_groups` may use the workers of another group while no live job needs that group: none is queued for
 it, none is in flight there, and none was for `LEND_AFTER_S`. The first live job ends the loan: in the same tick the
@@ -7,13 +7,14 @@ time borrow a worker (`QueuedJob.stays_in_groups`).
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from inferry.domain.jobs import InferenceJob
 from inferry.scheduling.capacity.prefill_bucket import TickContext
 from inferry.scheduling.queues.lane_queue import LaneQueue
 from inferry.scheduling.worker_state import WorkerState
 
-LEND_AFTER_S = 1.0
+LEND_AFTER_S: Final = 1.0
 """Seconds without a live job before a group is lent: agents pause less between two steps."""
 
 

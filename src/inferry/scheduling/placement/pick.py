@@ -36,13 +36,14 @@ class Picker:
             placement = scorer.place(entry, match, candidates)
             if placement is not None:
                 entry.picked_by = scorer.name
-                return placement
+                return placement if not job.prefix else self._charged(entry, match, placement)
         return None
 
     def join(self, entry: QueuedJob, worker: WorkerState, fill: float, max_tokens: int) -> Placement | None:
         """A place on the worker that has just accepted a sibling, for `max_tokens` of prefill at most."""
         match = self._match(entry)
-        tokens = match.prefill_tokens if match is not None and worker in match.workers else entry.prefill_tokens
+        has_prefix = match is not None and worker in match.workers
+        tokens = match.prefill_tokens if match is not None and has_prefix else self._prefill_tokens_on(worker, entry)
         return Placement(worker, tokens) if tokens <= max_tokens and worker.accepts(entry, tokens, fill) else None
 
     def sent(self, entry: QueuedJob, worker: WorkerState) -> None:
@@ -54,6 +55,29 @@ class Picker:
 
     def forget(self, worker: WorkerState) -> None:
         self._prefix_index.forget(worker)
+
+    def _charged(self, entry: QueuedJob, match: PrefixMatch | None, placement: Placement) -> Placement:
+        """The placement, with the tokens to compute there if the worker has less of the prompt than others have."""
+        worker, job = placement.worker, entry.job
+        is_handed_over = job.route.role == "decode"
+        if job.footprint.cached.high <= 0 or is_handed_over or (match is not None and worker in match.workers):
+            return placement
+        return Placement(worker, self._prefill_tokens_on(worker, entry))
+
+    def _prefill_tokens_on(self, worker: WorkerState, entry: QueuedJob) -> int:
+        """The prompt tokens to compute on a worker that does not have the longest known beginning of the prompt.
+
+        The footprint says what is cached on some worker. The beginnings that a prefix names double in length, so each
+        one less that the worker has halves what it has at least.
+        """
+        footprint, prefix = entry.job.footprint, entry.job.prefix
+        if footprint.cached.high <= 0:
+            return entry.prefill_tokens
+        slices = self._prefix_index.slices_on(prefix, worker)
+        prompt, cached = footprint.prompt.expected, 0
+        if slices:
+            cached = min(footprint.cached.expected, prompt >> (len(prefix) - slices))
+        return prompt - cached if prompt > cached else 1
 
     def _match(self, entry: QueuedJob) -> PrefixMatch | None:
         slices, workers = self._prefix_index.find(entry.job.prefix)

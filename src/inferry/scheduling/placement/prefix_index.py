@@ -1,11 +1,12 @@
 """Where prompts that begin alike went lately, as far as the scheduler knows from what it sent itself."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from inferry.scheduling.worker_state import WorkerState
 
-_MAX_PREFIXES = 65_536
-_MAX_WORKERS = 4
+_MAX_PREFIXES: Final = 65_536
+_MAX_WORKERS: Final = 4
 
 
 class PrefixIndex:
@@ -32,6 +33,17 @@ class PrefixIndex:
                 return depth, workers
             depth -= 1
         return 0, ()
+
+    def slices_on(self, prefix: Sequence[str], worker: WorkerState) -> int:
+        """How many slices are warm on this worker. Where more workers have one than are remembered, it may be one."""
+        young, old = self._young, self._old
+        depth = len(prefix)
+        for key in reversed(prefix):
+            workers = young.get(key) or old.get(key)
+            if workers and (worker in workers or len(workers) == _MAX_WORKERS):
+                return depth
+            depth -= 1
+        return 0
 
     def sent(self, prefix: Sequence[str], worker: WorkerState) -> None:
         young, old = self._young, self._old

@@ -14,7 +14,7 @@ from inferry.scheduling.worker_state import WorkerState
 
 _SLOTS: Final = 512
 _RANKED_WORKERS = 4
-_SCORES = Struct(f"<{_SLOTS}Q")
+_SCORES: Final = Struct(f"<{_SLOTS}Q")
 
 
 class RendezvousHash:

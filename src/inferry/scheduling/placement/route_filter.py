@@ -1,6 +1,7 @@
 """The workers that one lane may use for one route: what the filters allow, by worker group."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from inferry.domain import decisions
 from inferry.domain.routes import RouteKey
@@ -12,6 +13,8 @@ from inferry.scheduling.worker_state import WorkerState
 
 _UNAVAILABLE = (decisions.WORKER_GROUP, decisions.BREAKER, decisions.WORKER_DOWN)
 """Why a route has no worker, the reason that is nearest to having one first."""
+
+_LOST: Final = (decisions.BREAKER, decisions.WORKER_DOWN)
 
 
 def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
@@ -31,8 +34,8 @@ class RouteFilter:
     `tiers` are the same workers by group, best first: a worker of a later tier is used when no earlier one accepts the
     job. There is mostly one, which is asked directly. `borrowable` are the workers of other groups, by group; those
     lent now are the last tiers. Workers that pad are not lent, since batch keys would split the queue. `is_pooled`: the
-    jobs of the route embed or score. `filtered` counts the workers that it may not use, by reason; `unavailable` is why
-    there is none where there is none.
+    jobs of the route embed or score. `has_lost_worker`: one that it could use is down. `filtered` counts the workers
+    that it may not use, by reason; `unavailable` is why there is none where there is none.
     """
 
     __slots__ = (
@@ -46,6 +49,7 @@ class RouteFilter:
         "any_pads",
         "borrowable",
         "filtered",
+        "has_lost_worker",
         "is_pooled",
         "is_remote",
         "key",
@@ -73,8 +77,11 @@ class RouteFilter:
         """Apply the filters again: workers have changed."""
         up = []
         filtered: dict[str, int] = {}
+        self.has_lost_worker = False
         for worker in workers:
             reason = self._rejection(worker.view)
+            if reason in _LOST and worker.view is not None and worker.view.phase is Phase.DOWN:
+                self.has_lost_worker = True
             if reason is None:
                 up.append(worker)
             else:

@@ -15,7 +15,7 @@ from inferry.scheduling.queues.fair_share import RunAccount, TenantAccount
 from inferry.scheduling.queues.queued_job import READY, QueuedJob
 
 COMPACTION_THRESHOLD: Final = 64
-_arrival_key = attrgetter("job.arrived_at", "number")
+_arrival_key: Final = attrgetter("job.arrived_at", "number")
 
 
 class RunQueue:
@@ -73,7 +73,7 @@ class RunQueue:
 
 
 class TenantQueue:
-    """The flows of one tenant in one queue."""
+    """The run queues of one tenant in one queue."""
 
     __slots__ = ("account", "run_queues", "size")
 
@@ -87,7 +87,7 @@ _Member = TypeVar("_Member", RunQueue, TenantQueue)
 
 
 class FairHeap(Generic[_Member]):
-    """Flows or parties, the least served first; between equals the warmest, then the one that came first.
+    """Run queues or tenant queues, the least served first; between equals the warmest, then the one that came first.
 
     A member that has become empty never comes back: its entry is dropped when it comes to the front.
     """
@@ -134,12 +134,12 @@ class FairHeap(Generic[_Member]):
 
 
 class FairQueue:
-    """A queue in which more than one run waits: parties of tenants, and in each of them flows of runs."""
+    """A queue in which more than one run waits: queues of tenants, and in each of them queues of runs."""
 
     __slots__ = ("_head", "_run_virtual_time", "_tenant_queues", "_tenant_virtual_time", "_warm_slices_of")
 
     def __init__(self, single_run: RunQueue, warm_slices_of: Callable[[QueuedJob], int]) -> None:
-        """Made of the only flow there was until now, with one more to come."""
+        """Made of the only run queue there was until now, with one more to come."""
         self._tenant_queues: FairHeap[TenantQueue] = FairHeap()
         self._warm_slices_of = warm_slices_of
         first = single_run.first()

@@ -24,7 +24,7 @@ _Member = TypeVar("_Member", "RunAccount", "TenantAccount")
 class AccountGroup(Generic[_Member]):
     """Accounts that share: the tenants of a lane, or the runs of a tenant.
 
-    `active` counts members that have jobs, `ready` those that have jobs waiting for room, `ready_weight` weighs the
+    `active` counts members that have jobs, `ready` those that have jobs waiting for capacity, `ready_weight` weighs the
     latter. Members without jobs are kept while they are ahead of the clock, and until there are enough of them to be
     worth a sweep; none of them is ahead of the clock once that has come to `ahead_until`.
     """
@@ -121,7 +121,8 @@ class TenantAccount(AccountGroup["RunAccount"]):
 
 
 class RunAccount:
-    """A run of a tenant in one lane; see `TenantAccount`. `jobs` counts all its jobs, `ready` those that wait for room.
+    """A run of a tenant in one lane; see `TenantAccount`. `jobs` counts all its jobs, `ready` those that wait for
+    capacity.
 
     What happens to a run is told here, and passed on to its tenant and its lane where it concerns them.
     """

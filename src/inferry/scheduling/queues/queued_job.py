@@ -1,4 +1,4 @@
-"""A job's entry in the scheduler."""
+"""A job's entry in the scheduler: its state, the tokens it counts for, and whether it may borrow workers."""
 
 import enum
 from collections import deque
@@ -147,9 +147,7 @@ class QueuedJob:
 
 def _can_be_stopped(job: InferenceJob) -> bool:
     """Whether the job can be evicted at any time and go on later. A restart repeats what a stream has delivered."""
-    if job.resume is ResumeMode.NEVER or job.preemptions >= MAX_PREEMPTIONS:
-        return False
-    return job.resume is not ResumeMode.RESTART or not job.stream
+    return job.preemptions < MAX_PREEMPTIONS and (job.resume is ResumeMode.CONTINUE or not job.stream)
 
 
 class PrefixGroup:

@@ -1,4 +1,4 @@
-"""What will happen by itself, earliest first."""
+"""Ends of holds and pauses, and deadlines of queued jobs, earliest first."""
 
 from heapq import heapify, heappop, heappush
 from typing import Final

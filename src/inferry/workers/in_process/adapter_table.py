@@ -6,10 +6,10 @@ adapters of one name. The table outlives the engine's process: a new process is 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inferry.domain.errors import Conflict, InvalidRequest, NotFound, NoWorker
 from inferry.engine.messages import AdapterChanged, LoadAdapter, ToEngine, UnloadAdapter
@@ -69,12 +69,13 @@ class AdapterTable:
             raise InvalidRequest(f"the adapter was not loaded: {error}", param="lora_path")
         self._adapters[name] = adapter
 
-    async def unload(self, name: str) -> None:
-        """The name is not served from now on. Returns once the calls that use the adapter have ended and it is freed.
-
-        Raises NotFound.
+    def unload(self, name: str) -> Coroutine[Any, Any, None]:
+        """The name is not served from this call on. To be awaited: it ends once the calls that use the adapter have
+        ended and it is freed, and raises NotFound.
         """
-        adapter = self._adapters.pop(name, None)
+        return self._free(name, self._adapters.pop(name, None))
+
+    async def _free(self, name: str, adapter: _Adapter | None) -> None:
         if adapter is None:
             raise NotFound(f"there is no adapter `{name}`")
         try:

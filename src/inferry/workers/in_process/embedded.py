@@ -3,9 +3,10 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -15,9 +16,9 @@ from inferry.domain.routes import OutputLength
 from inferry.domain.workers import KvPacking
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
-from inferry.engine.tool_formats import ToolFormat
 from inferry.workers.in_process.engine_link import EngineLink, EngineProgram, OpenLink
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
+from inferry.workers.in_process.output_formats import TEXT_ONLY, OutputFormats
 from inferry.workers.openai_http.request_bodies import CacheSalts
 
 
@@ -52,23 +53,16 @@ class EmbeddedWorker(EngineWorker):
         restart_backoff_s: float = 0.5,
         restart_backoff_max_s: float = 30.0,
         stall_timeout_s: float = 30.0,
-        tool_format: ToolFormat | None = None,
+        formats: OutputFormats = TEXT_ONLY,
         adapters: Mapping[str, Path] | None = None,
         adapter_dirs: Sequence[Path] = (),
         open_link: OpenLink | None = None,
     ) -> None:
-        config = replace(engine or EngineConfig(), tool_format=None if tool_format is None else tool_format.name)
+        config = replace(engine or EngineConfig(), tool_format=formats.tool_format_name)
         super().__init__(
             name,
             open_link=open_link or partial(EngineLink.open, embedded_program(model_dir, config)),
-            limits=EngineLimits(
-                sequences=config.max_sequences * (2 if config.mode == "hybrid" else 1),
-                kv_tokens=None if config.kv_tokens == "auto" else config.blocks * config.block_tokens,
-                prefill_tokens=prefill_tokens or (4 * config.chunk_tokens if config.mode == "continuous" else None),
-                chunk_tokens=config.chunk_tokens,
-                pads=config.pads,
-                refills=config.mode == "dynamic",
-            ),
+            limits=_limits(config, prefill_tokens),
             models=models,
             make_assembler=make_assembler,
             controlled=controlled and not config.pads,
@@ -86,8 +80,8 @@ class EmbeddedWorker(EngineWorker):
             restart_backoff_max_s=restart_backoff_max_s,
             stall_timeout_s=stall_timeout_s,
             can_resume_seeded=True,  # it samples by seed and position
-            features=_features(tool_format),
-            tool_format=tool_format,
+            features=_features(formats),
+            formats=formats,
             adapters=adapters,
             adapter_dirs=adapter_dirs,
         )
@@ -98,14 +92,26 @@ class EmbeddedWorker(EngineWorker):
     async def load_adapter(self, name: str, path: str) -> None:
         await self._adapters.load(name, path)
 
-    async def unload_adapter(self, name: str) -> None:
-        await self._adapters.unload(name)
+    def unload_adapter(self, name: str) -> Coroutine[Any, Any, None]:
+        return self._adapters.unload(name)
 
 
-def _features(tool_format: ToolFormat | None) -> frozenset[str]:
-    if importlib.util.find_spec("llguidance") is None:  # the engine's process imports it
-        return frozenset()
-    return frozenset({"structured_outputs"} if tool_format is None else {"structured_outputs", "tools"})
+def _limits(config: EngineConfig, prefill_tokens: int | None) -> EngineLimits:
+    return EngineLimits(
+        sequences=config.max_sequences * (2 if config.mode == "hybrid" else 1),
+        kv_tokens=None if config.kv_tokens == "auto" else config.blocks * config.block_tokens,
+        prefill_tokens=prefill_tokens or (4 * config.chunk_tokens if config.mode == "continuous" else None),
+        chunk_tokens=config.chunk_tokens,
+        pads=config.pads,
+        refills=config.mode == "dynamic",
+    )
+
+
+def _features(formats: OutputFormats) -> frozenset[str]:
+    found = set() if formats.token_texts is None else {"logprobs"}
+    if importlib.util.find_spec("llguidance") is not None:  # the engine's process imports it
+        found |= {"structured_outputs"} if formats.tool_format is None else {"structured_outputs", "tools"}
+    return frozenset(found)
 
 
 def embedded_program(model_dir: Path, config: EngineConfig) -> EngineProgram:

@@ -8,6 +8,7 @@ from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, Failed, Usage
 from inferry.domain.values import replace
 from inferry.engine.messages import Account
+from inferry.workers.in_process.logprobs_writer import LogprobEntries, LogprobsWriter
 from inferry.workers.in_process.tool_calls import ToolCallWriter
 from inferry.workers.plan_completion import PlanCompletion
 from inferry.workers.resumed_stop_strings import held_back_chars
@@ -16,8 +17,8 @@ from inferry.workers.resumed_stop_strings import held_back_chars
 class LiveJob:
     """A job that the engine holds. `earlier_ids` are from earlier attempts, `output_ids` from this one.
 
-    `stop_index` is the number of output ids at which a stop string was found. `tools` writes the output of a job that
-    may call tools.
+    `stop_index` is the number of output ids at which a stop string was found. `events` writes the output of a job that
+    may call tools or asks for log probabilities, and `logprobs` makes the entries of the latter.
     """
 
     __slots__ = (
@@ -26,13 +27,14 @@ class LiveJob:
         "completion",
         "earlier_ids",
         "emit",
+        "events",
         "index",
         "job",
         "key",
+        "logprobs",
         "output_ids",
         "prompt_ids",
         "stop_index",
-        "tools",
     )
 
     def __init__(self, key: int, job: InferenceJob, emit: Emit, completion: PlanCompletion) -> None:
@@ -41,7 +43,8 @@ class LiveJob:
         self.emit = emit
         self.completion = completion
         self.assembler: TextAssembler | None = None
-        self.tools: ToolCallWriter | None = None
+        self.events: ToolCallWriter | LogprobsWriter | None = None
+        self.logprobs: LogprobEntries | None = None
         resume_point = job.resume_point
         self.prompt_ids = resume_point.prompt_ids if resume_point is not None else job.payload.prompt_ids or ()
         self.earlier_ids = () if resume_point is None else resume_point.output_ids
@@ -59,7 +62,8 @@ class LiveJob:
         """Where another attempt can resume; None where it cannot.
 
         That is after the last token at a character boundary, because engines that detokenise themselves cannot resume
-        within a character. With stop strings it is after the last token, with the text held back for them.
+        within a character. With stop strings it is after the last token, with the text held back for them. With log
+        probabilities it is there too: every token has its entry already, and such a job resumes in this kind of engine.
         """
         if self.job.resume is not ResumeMode.CONTINUE or not (self.earlier_ids or self.output_ids):
             return None
@@ -68,6 +72,8 @@ class LiveJob:
             assembler = make_assembler(self.job.payload.sampling.stop)
             replay(assembler, written)
             return ResumePoint(self.prompt_ids, written, unsent=assembler.finish().rstrip("\ufffd"))
+        if self.logprobs is not None:
+            return ResumePoint(self.prompt_ids, written)
         for end in range(len(written), max(0, len(written) - _REPLAYED_SINGLY), -1):
             assembler = make_assembler(self.job.payload.sampling.stop)
             replay(assembler, written[:end])

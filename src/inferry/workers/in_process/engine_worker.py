@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from inferry.domain.clock import Clock, SystemClock
-from inferry.domain.errors import GatewayError, InvalidRequest, NoWorker, UpstreamRefused, WorkerLost
+from inferry.domain.errors import GatewayError, InvalidRequest, NoWorker, WorkerLost
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard, TextAssembler
@@ -30,17 +30,16 @@ from inferry.engine.messages import (
     StepDone,
     ToEngine,
 )
-from inferry.engine.tool_formats import ToolFormat
 from inferry.workers.in_process.adapter_table import AdapterTable
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
 from inferry.workers.in_process.engine_link import OpenLink
 from inferry.workers.in_process.engine_supervisor import EngineSupervisor
 from inferry.workers.in_process.live_jobs import LiveJobs
+from inferry.workers.in_process.output_formats import TEXT_ONLY, OutputFormats
 from inferry.workers.in_process.pooled_jobs import PooledJobs
-from inferry.workers.in_process.tool_calls import ToolCallWriter
 from inferry.workers.plan_completion import PlanCompletion
 
-_FEATURES = frozenset({"echo", "prefill"})
+_FEATURES = frozenset({"echo", "streamed_echo", "prefill"})
 """The gateway writes prompts itself: before the output, and up to the text that an answer continues."""
 
 
@@ -64,8 +63,7 @@ class EngineWorker:
     Engines differ in `open_link` and `limits`. `models` are the names it serves. `salt_for(tenant)` is the salt that
     keeps the tenant's prompts apart in a prefix cache, where the engine has one. `adapters`: LoRA adapters and their
     directories; others may be loaded from below `adapter_dirs`.
-    `features`: further features of calls that it supports. `tool_format`: how the model writes tool calls, where it
-    may call any.
+    `features`: further features of calls that it supports.
     """
 
     def __init__(
@@ -92,12 +90,11 @@ class EngineWorker:
         stall_timeout_s: float = 30.0,
         can_resume_seeded: bool = False,
         features: frozenset[str] = frozenset(),
-        tool_format: ToolFormat | None = None,
+        formats: OutputFormats = TEXT_ONLY,
         adapters: Mapping[str, Path] | None = None,
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
-        self._name = name
-        self._limits = limits
+        self._name, self._limits = name, limits
         self._models = tuple(models)
         self._make_assembler = make_assembler
         self._controlled = controlled
@@ -108,13 +105,13 @@ class EngineWorker:
         self._context_tokens = context_tokens
         self._default_output_tokens = default_output_tokens
         self._can_resume_seeded = can_resume_seeded
-        self._features, self._tool_format = _FEATURES | features, tool_format
+        self._features, self._formats = _FEATURES | features, formats
         self._clock = clock = clock or SystemClock()
         self._created = int(clock.wall())
         self._keys = count(1)
         self._batch_numbers: dict[BatchKey, int] = {}
         self._jobs = LiveJobs(make_assembler, self._send)
-        self._pooled = PooledJobs(self._keys, self._jobs.abort)
+        self._pooled = PooledJobs(self._keys, self._jobs.abort, self._labels)
         self._adapters = AdapterTable(name, adapters or {}, adapter_dirs, self._send)
         self._engine = EngineSupervisor(
             name,
@@ -192,6 +189,7 @@ class EngineWorker:
                 can_resume=True,
                 can_resume_seeded=self._can_resume_seeded,
                 can_resume_constrained="structured_outputs" in self._features,
+                can_resume_logprobs="logprobs" in self._features,
                 features=self._features if ready is None else self._features.union(ready.features),
                 created=self._created,
                 tasks=GENERATES if ready is None else frozenset(Task(name) for name in ready.tasks),
@@ -217,9 +215,7 @@ class EngineWorker:
                 requests += self._pooled.add(job, emit, completion, batch, self._adapter_number(job) or 0)
                 continue
             live.assembler = self._make_assembler(job.payload.sampling.stop)
-            constraint = job.payload.sampling.constraint
-            if constraint is not None and constraint.tools and self._tool_format is not None:
-                live.tools = ToolCallWriter(job, constraint, self._tool_format, self._clock.wall())
+            self._formats.set_writers(live, self._clock.wall())
             if live.earlier_ids:
                 self._replay(live, live.assembler)
             finish = self._already_finished(live)
@@ -270,6 +266,10 @@ class EngineWorker:
         self._pooled.on_message(message)  # before an abort is confirmed
         self._jobs.on_message(message)
 
+    def _labels(self) -> Sequence[str]:
+        ready = self._engine.ready
+        return () if ready is None else ready.labels
+
     def _fail_all(self, reason: str) -> None:
         self._adapters.engine_lost()
         self._pooled.fail_all(reason)
@@ -288,12 +288,16 @@ class EngineWorker:
         if job.payload.pooled is not None:
             if self._pooled.keys_of(job.job_id):
                 return InvalidRequest("the job is already running on this worker")
-            return (
-                None if job.payload.pooled.ids else UpstreamRefused("the engine needs token ids, and the job has none")
-            )
+            return None if job.payload.pooled.ids else self._not_tokenized()
         if job.payload.prompt_ids is None and job.resume_point is None:
-            return UpstreamRefused("the engine needs token ids, and the job has none")
+            return self._not_tokenized()
         return None
+
+    def _not_tokenized(self) -> GatewayError:
+        """The prompt was read before this worker's tokenizer was known: a repeated call is tokenized."""
+        error = NoWorker(f"worker {self._name} came after the call, whose prompt was not tokenized", retry_after_s=1.0)
+        error.can_failover = False  # no attempt would add the ids
+        return error
 
     def _adapter_number(self, job: InferenceJob) -> int | None:
         """The number of the job's adapter, 0 for none; None if it is not loaded."""
@@ -313,7 +317,10 @@ class EngineWorker:
         remaining = sampling.max_tokens - len(live.earlier_ids)
         # A call without a run id is a run of its own, which no later call joins.
         run = None if job.run_id == job.job_id else _run_name(job.tenant, job.run_id)
-        kv_quota = None if job.max_kv_tokens is None else (job.tenant, job.max_kv_tokens)
+        kv_quotas = [] if job.max_kv_tokens is None else [(job.tenant, job.max_kv_tokens)]
+        if job.run_kv_quota is not None:
+            root, max_run_tokens = job.run_kv_quota
+            kv_quotas.append((_run_name(job.tenant, root), max_run_tokens))
         sampling = engine_sampling(sampling, remaining)
         return Request(
             live.key,
@@ -322,10 +329,11 @@ class EngineWorker:
             job.lane,
             salt,
             run=run,
-            kv_quota=kv_quota,
+            kv_quotas=tuple(kv_quotas),
             batch=batch,
             output_ids=len(live.earlier_ids),
             adapter=self._adapter_number(job) or 0,
+            is_batch=job.is_batch,
         )
 
     def _replay(self, live: LiveJob, assembler: TextAssembler) -> None:

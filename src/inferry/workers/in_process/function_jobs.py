@@ -76,6 +76,8 @@ def inputs_of(job: InferenceJob) -> list[Any]:
         case "completions":
             prompt = body["prompt"]
             return prompt if isinstance(prompt, list) and isinstance(prompt[0], str) else [prompt]
+        case other:
+            raise InternalError(f"functions have no task for {other}")
 
 
 def limited(text: str, job: InferenceJob) -> tuple[str, int, FinishReason, str | None]:

@@ -4,12 +4,12 @@ A job is in the table from the moment its inputs are sent until its end is emitt
 `_end`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from inferry.domain.errors import ClientClosed, GatewayError, WorkerLost
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.pooling import encode_answer, encode_result
+from inferry.domain.pooling import PooledResult, classify, encode_answer, encode_result
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta, Done, Failed
 from inferry.workers.plan_completion import PlanCompletion
@@ -30,14 +30,20 @@ class InputJob:
         self.seconds = 0.0
         self.error: GatewayError | None = None
 
-    def pooled_answer(self, prompt_tokens: int) -> bytes:
-        """The embeddings or scores of all inputs."""
+    def pooled_answer(self, prompt_tokens: int, labels: Sequence[str] = ()) -> bytes:
+        """The results of all inputs. `labels`: those of the model's head."""
         inputs = self.job.payload.pooled
         assert inputs is not None
-        results = [self.results[index] for index in range(len(self.results))]
-        if self.job.payload.api == "score":
-            return encode_answer([memoryview(one).cast("f")[0] for one in results], prompt_tokens)
-        return encode_answer([encode_result(one, inputs.dimensions) for one in results], prompt_tokens)
+        stored = [self.results[index] for index in range(len(self.results))]
+        results: list[PooledResult]
+        match self.job.payload.api:
+            case "score":
+                results = [memoryview(one).cast("f")[0] for one in stored]
+            case "classify":
+                results = [classify(one, labels) for one in stored]
+            case _:
+                results = [encode_result(one, inputs.dimensions) for one in stored]
+        return encode_answer(results, prompt_tokens)
 
 
 class InputJobs:

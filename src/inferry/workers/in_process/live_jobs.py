@@ -17,7 +17,7 @@ from inferry.domain.errors import (
 )
 from inferry.domain.ports import TextAssembler
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
-from inferry.engine.messages import Abort, Aborted, Account, Rejected, StepDone, ToEngine
+from inferry.engine.messages import Abort, Aborted, Account, Rejected, StepDone, ToEngine, TokenLogprobs
 from inferry.workers.in_process.engine_jobs import LiveJob, to_usage
 from inferry.workers.plan_completion import PlanCompletion
 
@@ -83,11 +83,12 @@ class LiveJobs:
 
     def on_message(self, message: StepDone | Aborted | Rejected) -> None:
         match message:
-            case StepDone(tokens, ends):
+            case StepDone(tokens, ends, logprobs=logprobs):
+                found = {one.key: one for one in logprobs} if logprobs else {}
                 for key, token in tokens:
                     live = self._by_key.get(key)
                     if live is not None:
-                        self._push(live, token)
+                        self._push(live, token, found.get(key))
                 for end in ends:
                     live = self._by_key.get(end.account.key)
                     if live is not None and end.error is not None:
@@ -107,7 +108,7 @@ class LiveJobs:
             case Rejected():
                 self._on_rejected(message)
 
-    def _push(self, live: LiveJob, token: int) -> None:
+    def _push(self, live: LiveJob, token: int, logprobs: TokenLogprobs | None) -> None:
         if live.stop_index is not None:
             return
         assert live.assembler is not None
@@ -116,18 +117,20 @@ class LiveJobs:
         if stopped:
             live.stop_index = len(live.output_ids)
             self.abort([live.key])
-        self.emit(live, text, (token,))
+        entry = b"" if live.logprobs is None or logprobs is None else live.logprobs.entry(token, logprobs)
+        self.emit(live, text, (token,), entry)
 
     def _finish(self, live: LiveJob, account: Account, is_stopped: bool) -> None:
         if live.stop_index is None:
             self._flush(live)
         finish = FinishReason.STOP if is_stopped else FinishReason.LENGTH
-        usage, tools, raw = to_usage(live, account), live.tools, b""
-        if tools is not None:
-            if is_stopped and live.stop_index is None and tools.has_calls:
+        usage, events, raw = to_usage(live, account), live.events, b""
+        if events is not None:
+            if is_stopped and live.stop_index is None and events.has_calls:
                 finish = FinishReason.TOOL_CALLS
-            self._emit_raw(live, tools.finish(finish, live.stop_string))
-            raw = tools.usage(usage)
+            if ended := events.finish(finish, live.stop_string):
+                self._emit_raw(live, ended)
+            raw = events.usage(usage)
         self._end(live, Done(live.job.job_id, finish, usage, raw, stop_reason=live.stop_string))
 
     def _on_freed(self, live: LiveJob, account: Account) -> None:
@@ -151,9 +154,10 @@ class LiveJobs:
 
     # -- items -------------------------------------------------------------------------------------------------------
 
-    def emit(self, live: LiveJob, text: str, token_ids: tuple[int, ...]) -> None:
-        if live.tools is not None:
-            self._emit_raw(live, live.tools.push(text, token_ids), token_ids)
+    def emit(self, live: LiveJob, text: str, token_ids: tuple[int, ...], logprobs: bytes = b"") -> None:
+        """Emit text. `logprobs`: the entry of its token, of a job that asks for it."""
+        if live.events is not None:
+            self._emit_raw(live, live.events.push(text, token_ids, logprobs), token_ids)
             return
         job = live.job
         self._deliver(live, Delta(job.job_id, job.run_id, job.step_id, live.index, text, token_ids, len(token_ids)))

@@ -1,6 +1,6 @@
 """The pooled jobs that an engine process holds: one sequence for each input, one answer for each job."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 from inferry.domain.errors import ContextLengthExceeded, GatewayError, UpstreamRefused
@@ -14,11 +14,14 @@ from inferry.workers.plan_completion import PlanCompletion
 
 
 class PooledJobs(InputJobs):
-    """`keys` gives the keys of sequences; `abort` aborts keys in the engine."""
+    """`keys` gives the keys of sequences; `abort` aborts keys in the engine; `labels` names those of its model."""
 
-    def __init__(self, keys: "count[int]", abort: Callable[[list[int]], object]) -> None:
+    def __init__(
+        self, keys: "count[int]", abort: Callable[[list[int]], object], labels: Callable[[], Sequence[str]]
+    ) -> None:
         super().__init__(keys)
         self._abort = abort
+        self._labels = labels
 
     def add(
         self, job: InferenceJob, emit: Emit, completion: PlanCompletion, batch: int = 0, adapter: int = 0
@@ -29,7 +32,9 @@ class PooledJobs(InputJobs):
         assert inputs.ids is not None
         keys, sampling = self._add(job, emit, completion, len(inputs.ids)), job.payload.sampling
         return [
-            Request(key, list(ids), sampling, job.lane, pooled=True, batch=batch, adapter=adapter)
+            Request(
+                key, list(ids), sampling, job.lane, pooled=True, batch=batch, adapter=adapter, is_batch=job.is_batch
+            )
             for key, ids in zip(keys, inputs.ids, strict=True)
         ]
 
@@ -69,7 +74,7 @@ class PooledJobs(InputJobs):
         if error is not None:
             yield Failed(job.job_id, error, usage)
         else:
-            yield Delta(job.job_id, job.run_id, job.step_id, 0, raw=_answer(live), is_last=True)
+            yield Delta(job.job_id, job.run_id, job.step_id, 0, raw=self._answer(live), is_last=True)
             yield Done(job.job_id, FinishReason.STOP, usage)
 
     def _close_with(self, live: InputJob, account: Account) -> None:
@@ -77,12 +82,11 @@ class PooledJobs(InputJobs):
         live.seconds += account.gpu_seconds
         self._close(live, account.key)
 
-
-def _answer(live: InputJob) -> bytes:
-    inputs = live.job.payload.pooled
-    assert inputs is not None
-    if inputs.pairs is None:
-        return live.pooled_answer(live.prompt_tokens)
-    # Scores by the embeddings of both texts.
-    found = [cosine(live.results[a], live.results[b]) for a, b in inputs.pairs]
-    return encode_answer(found, live.prompt_tokens)
+    def _answer(self, live: InputJob) -> bytes:
+        inputs = live.job.payload.pooled
+        assert inputs is not None
+        if inputs.pairs is None:
+            return live.pooled_answer(live.prompt_tokens, self._labels())
+        # Scores by the embeddings of both texts.
+        found = [cosine(live.results[a], live.results[b]) for a, b in inputs.pairs]
+        return encode_answer(found, live.prompt_tokens)

@@ -13,6 +13,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import FinishReason, Usage
 from inferry.domain.usage import usage_object
 from inferry.engine.tool_formats import ToolFormat
+from inferry.workers.in_process.logprobs_writer import event_start
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _ID_LENGTH = 9
@@ -26,8 +27,7 @@ class ToolCallWriter:
     def __init__(self, job: InferenceJob, constraint: Constraint, form: ToolFormat, created: float) -> None:
         self._job_id = job.job_id
         self._form = form
-        head = b'"id":"chatcmpl-%b","object":"chat.completion.chunk"' % job.job_id.encode()
-        self._open = b'data: {%b,"created":%d,"model":%b,"choices":[' % (head, int(created), _encode(job.route.model))
+        self._open = event_start(job, created, is_chat=True)
         self._starts = {form.call_start(tool.name): tool.name for tool in constraint.tools}
         self._in_calls = constraint.must_call
         self._text = ""  # not written yet
@@ -40,10 +40,15 @@ class ToolCallWriter:
     def has_calls(self) -> bool:
         return self._calls > 0
 
-    def push(self, text: str, token_ids: tuple[int, ...]) -> bytes:
-        """The events of more text, that of these tokens. The first ones begin the stream."""
+    def push(self, text: str, token_ids: tuple[int, ...], logprobs: bytes = b"") -> bytes:
+        """The events of more text, that of these tokens. The first ones begin the stream.
+
+        Log probabilities have an event of their own: text that may become a call is held back.
+        """
         self._text += text
         events = [self._role()]
+        if logprobs:
+            events.append(self._delta(b"{}", logprobs))
         if not self._in_calls and self._form.begin_id in token_ids:  # special tokens have no text
             events.append(self._content(self._text))
             self._text, self._in_calls = "", True
@@ -128,8 +133,8 @@ class ToolCallWriter:
         self._has_begun = True
         return self._delta(b'{"role":"assistant","content":""}')
 
-    def _delta(self, delta: bytes) -> bytes:
-        return self._open + b'{"index":0,"delta":%b,"logprobs":null,"finish_reason":null}]}\n\n' % delta
+    def _delta(self, delta: bytes, logprobs: bytes = b"null") -> bytes:
+        return self._open + b'{"index":0,"delta":%b,"logprobs":%b,"finish_reason":null}]}\n\n' % (delta, logprobs)
 
 
 class _JsonEnd:

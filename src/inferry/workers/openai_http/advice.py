@@ -5,20 +5,22 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.workers import RECOMMENDED_CHUNK_TOKENS
 
 FAST_PREFILL_TOKENS_PER_S = 40_000
 """Prompt tokens per second of an 8B model on a large GPU. On a slower engine a long step takes longer still."""
 ITLS_PER_STEP = 4
 STEPS_PER_TTFT = 4
 """A step is too long above this multiple of `itl_ms`, or this share of `ttft_ms`."""
-MIN_CHUNK_TOKENS = 256
+VLLM_CHUNK_TOKENS = 8192
+"""Default of vLLM's server on a GPU of 70 GB or more. Its metrics do not report the limit."""
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
     """Settings and observations of one worker; None where unknown.
 
     `chunk_tokens` is the limit of prompt tokens per step. `engine_sequences` is the number of sequences that the engine
-    ran while others waited in its own queue.
+    ran while others waited in its own queue. `decodes`: live streams run there.
     """
 
     worker: str
@@ -27,6 +29,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     prefill_tokens: int | None = None
     kv_tokens: int | None = None
     chunk_tokens: int | None = None
+    decodes: bool = True
     engine_sequences: int | None = None
     kv_capacity: int | None = None
     preempts: bool = False
@@ -49,20 +52,20 @@ def advice(facts: EngineFacts, lanes: Mapping[Lane, LanePolicy]) -> list[str]:
 
 
 def _step_message(facts: EngineFacts, lanes: Mapping[Lane, LanePolicy]) -> str | None:
-    chunk, slo_limit = facts.chunk_tokens, _max_step(lanes)
+    slo_limit, is_vllm = _max_step(lanes), facts.kind == "vllm"
+    chunk = facts.chunk_tokens or (VLLM_CHUNK_TOKENS if is_vllm and facts.decodes else None)
     if chunk is None or slo_limit is None:
         return None
     limit_s, target = slo_limit
     step_s = chunk / FAST_PREFILL_TOKENS_PER_S
-    if step_s <= limit_s:
+    if step_s <= limit_s or chunk <= RECOMMENDED_CHUNK_TOKENS:
         return None
-    better = MIN_CHUNK_TOKENS
-    while 2 * better * step_s / chunk <= limit_s:
-        better *= 2
-    flag = "start it with --max-num-batched-tokens" if facts.kind == "vllm" else "let it compute"
-    return (
-        f"a step of {chunk} tokens takes {1000 * step_s:.0f} ms on a fast GPU, too long for {target}; {flag} {better}"
-    )
+    flag = "start it with --max-num-batched-tokens" if is_vllm else "let it compute"
+    fix = f"{flag} {RECOMMENDED_CHUNK_TOKENS}"
+    if facts.chunk_tokens is None:
+        fix += f" and set chunk_tokens: {RECOMMENDED_CHUNK_TOKENS}, or set chunk_tokens to the step it has"
+    step = f"a step of {chunk} tokens takes {1000 * step_s:.0f} ms on a fast GPU, too long for {target}; {fix}"
+    return step if facts.chunk_tokens else f"chunk_tokens is not set, and vLLM's default is up to {chunk}: {step}"
 
 
 def _max_step(lanes: Mapping[Lane, LanePolicy]) -> tuple[float, str] | None:

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from inferry.domain.clock import Clock
 from inferry.domain.errors import WorkerTimeout
 from inferry.workers.openai_http.calls import Call
 
-MAX_SWEEP_INTERVAL_S = 1.0
+MAX_SWEEP_INTERVAL_S: Final = 1.0
 
 
 class CallTimeouts:

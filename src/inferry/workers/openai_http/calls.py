@@ -3,7 +3,7 @@
 All methods run in callbacks of the connection, on the worker's event loop.
 """
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, GatewayError, NoWorker, WorkerLost
@@ -17,12 +17,13 @@ from inferry.workers.openai_http.sse import EventScanner, is_utf8
 from inferry.workers.openai_http.token_trace import ContinuationScanner, TracingScanner
 from inferry.workers.plan_completion import PlanCompletion
 
-MAX_EVENT_BYTES = 16 * 1024 * 1024
-MAX_ERROR_BODY_BYTES = 65_536
-MAX_EMPTY_EVENTS = 10_000
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+MAX_ERROR_BODY_BYTES: Final = 65_536
+MAX_EMPTY_EVENTS: Final = 10_000
 """Limit for events without tokens, such as heartbeats, beyond two per plausible token."""
-COUNTED_AFTER_S = 0.1
+COUNTED_AFTER_S: Final = 0.1
 """The engine's metrics include a call once it was sent this long ago."""
+_CARRIAGE_RETURN: Final = 0x0D  # a number: `in` tries bytes as one before it searches for them
 
 
 class CallOwner(Protocol):
@@ -189,7 +190,7 @@ class Call:
         if self._status != 200:
             self._pending = chunk[:MAX_ERROR_BODY_BYTES]
             return
-        if b"\r" in chunk:
+        if _CARRIAGE_RETURN in chunk:
             chunk = chunk.replace(b"\r\n", b"\n")
         end = chunk.rfind(b"\n\n") + 2
         if end == 1:

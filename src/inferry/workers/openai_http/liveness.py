@@ -7,16 +7,17 @@ late, and after a stall of this process its own timers fire first.
 
 import enum
 import math
+from typing import Final
 
-MISSED_PROBES = 2
-SLOW_FACTOR = 3.0
+MISSED_PROBES: Final = 2
+SLOW_FACTOR: Final = 3.0
 """Probe timeout as a multiple of the slowest recent response: some metrics pages take a second."""
-SLOWEST_DECAY = 0.9
+SLOWEST_DECAY: Final = 0.9
 """Decay of the slowest response with every further one."""
-MAX_TIMEOUT_S = 10.0
-MAX_IDLE_TIMEOUT_S = 2.5
+MAX_TIMEOUT_S: Final = 10.0
+MAX_IDLE_TIMEOUT_S: Final = 2.5
 """The limit for an idle server: its response times under load do not apply."""
-BODY_BYTES_PER_S = 2e6
+BODY_BYTES_PER_S: Final = 2e6
 """Expected speed at which a server reads bodies. A burst of long prompts delays its first responses."""
 
 

@@ -7,12 +7,13 @@ BUSY_INTERVAL_S, an idle one every `interval_s`, an unresponsive one every UNRES
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from inferry.domain.clock import Clock
 from inferry.workers.openai_http.liveness import Liveness, Verdict
 
-BUSY_INTERVAL_S = 0.5
-UNRESPONSIVE_INTERVAL_S = 1.0
+BUSY_INTERVAL_S: Final = 0.5
+UNRESPONSIVE_INTERVAL_S: Final = 1.0
 
 
 class LivenessProber:

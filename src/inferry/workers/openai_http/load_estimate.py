@@ -1,24 +1,24 @@
-"""The load of an engine, estimated from readings of its metrics. Pure: time is an argument."""
+"""The load of an engine, and how much of it is of other clients, from its metrics. Pure: time is an argument."""
 
 import math
 from collections import deque
+from typing import Final
 
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, EngineCounts, Load
 from inferry.workers.openai_http.metrics_parser import MetricsSnapshot
-from inferry.workers.openai_http.settings import EngineSteps
 
-FOREIGN_LOAD_SNAPSHOTS = 4
+FOREIGN_LOAD_SNAPSHOTS: Final = 4
 """Load counts as foreign after this many readings in a row: own calls that begin or end around one reading do not show
 in the next."""
-TOLERATED_CALLS = 2
-TOLERATED_SHARE = 0.05
-STALE_S = 3.0
+TOLERATED_CALLS: Final = 2
+TOLERATED_SHARE: Final = 0.05
+STALE_S: Final = 3.0
 """Older readings are ignored."""
-SATURATED_SNAPSHOTS = 6
+SATURATED_SNAPSHOTS: Final = 6
 """Readings in a row with waiting calls, free cache and a constant number of running sequences that show the engine's
 limit. A changing number shows nothing: calls also wait for their prefill."""
-SPARE_KV_SHARE = 0.9
+SPARE_KV_SHARE: Final = 0.9
 
 
 class LoadEstimate:
@@ -27,8 +27,6 @@ class LoadEstimate:
     def __init__(self) -> None:
         self.snapshot: MetricsSnapshot | None = None
         self.read_at = -math.inf
-        self.steps = EngineSteps()
-        self.prefix_hit_rate: float | None = None
         self.preemptions = 0
         self.engine_sequences: int | None = None
         self._excess: deque[Load] = deque(maxlen=FOREIGN_LOAD_SNAPSHOTS)
@@ -36,20 +34,11 @@ class LoadEstimate:
 
     def update(self, snapshot: MetricsSnapshot, own_calls: int, now: float) -> None:
         """Add a reading. At most `own_calls` of its sequences are this gateway's."""
-        last, seconds = self.snapshot, now - self.read_at
-        self.snapshot, self.read_at = snapshot, now
+        last, self.snapshot, self.read_at = self.snapshot, snapshot, now
         self._excess.append(excess(snapshot, own_calls))
         self._update_engine_limit(snapshot)
-        if last is None:
-            return
-        self.preemptions += max(0, int(snapshot.preemptions - last.preemptions))
-        queries = snapshot.prefix_queries - last.prefix_queries
-        if queries > 0:
-            self.prefix_hit_rate = max(0.0, min(1.0, (snapshot.prefix_hits - last.prefix_hits) / queries))
-        if snapshot.steps is not None and last.steps is not None:
-            count, tokens = snapshot.steps.count - last.steps.count, snapshot.steps.tokens - last.steps.tokens
-            if count >= 0 and seconds > 0:  # else the engine was restarted
-                self.steps = EngineSteps(count / seconds, tokens / count if count else 0.0)
+        if last is not None:
+            self.preemptions += max(0, int(snapshot.preemptions - last.preemptions))
 
     def load(self, own_calls: int, now: float) -> Load:
         """The engine's total load; the gateway's own calls where the engine does not report it."""

@@ -29,7 +29,6 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     waiting: int
     kv_usage: float | None = None
     kv_capacity: int | None = None
-    prefix_queries: float = 0.0
     prefix_hits: float = 0.0
     preemptions: float = 0.0
     steps: StepCounters | None = None
@@ -58,7 +57,6 @@ def read_metrics(page: bytes, names: MetricNames) -> MetricsSnapshot | None:
         waiting=int(waiting),
         kv_usage=sum(usages) / len(usages) if usages else None,
         kv_capacity=_capacity(page, names),
-        prefix_queries=_total(page, names.prefix_queries) or 0.0,
         prefix_hits=_total(page, names.prefix_hits) or 0.0,
         preemptions=_total(page, names.preemptions) or 0.0,
         steps=_step_counters(page, names.step_tokens),

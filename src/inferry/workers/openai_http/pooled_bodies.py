@@ -3,15 +3,16 @@
 The body of a pooled job is canonical (`ingress.pooling`): `input`, or `text_1` and `text_2`, are lists.
 """
 
+from typing import Any
+
 import msgspec
 from msgspec import Raw, Struct
 
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, PooledInputs
-from inferry.domain.pooling import decode_array, encode_vector
+from inferry.domain.pooling import Classification, PooledResult, decode_array, encode_vector
 from inferry.domain.values import replace
-from inferry.workers.openai_http.chunk_schema import ReportedUsage
 
-_LISTS = {"embeddings": ("input",), "score": ("text_1", "text_2")}
+_LISTS = {"embeddings": ("input",), "classify": ("input",), "score": ("text_1", "text_2")}
 """The fields with inputs, by API."""
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 _items_decoder = msgspec.json.Decoder(list[Raw])
@@ -21,11 +22,13 @@ class _Result(Struct):
     index: int = 0
     embedding: list[float] | str | None = None
     score: float | None = None
+    label: str | None = None
+    probs: list[float] | None = None
 
 
 class _Response(Struct):
     data: list[_Result]
-    usage: ReportedUsage | None = None
+    usage: Any = None
 
 
 _response_decoder = msgspec.json.Decoder(_Response)
@@ -34,6 +37,8 @@ _response_decoder = msgspec.json.Decoder(_Response)
 def combined_job(name: str, parts: list[tuple[InferenceJob, int, int]]) -> tuple[InferenceJob, list[int]]:
     """A job for the request of several jobs, each with its inputs from `start` to `stop`, and the size of each part:
     its bytes of text, or its token ids.
+
+    Beside other jobs, one text that is compared with several is repeated for each of them.
     """
     first = parts[0][0]
     payload = first.payload
@@ -46,7 +51,10 @@ def combined_job(name: str, parts: list[tuple[InferenceJob, int, int]]) -> tuple
         own_fields = fields if job is first else _fields_decoder.decode(job.payload.body)
         for field, items in lists.items():
             own = _items_decoder.decode(own_fields[field])
-            own = own if len(own) == 1 else own[start:stop]
+            if len(own) > 1:
+                own = own[start:stop]
+            elif len(parts) > 1:
+                own *= stop - start
             items.extend(own)
             sizes[-1] += sum(map(_size, own))
         prompt += job.footprint.prompt.expected
@@ -71,15 +79,16 @@ def _size(item: Raw) -> int:
     return encoded.count(b",") + 1 if encoded.startswith(b"[") else len(encoded) - 2
 
 
-def is_one_to_many(job: InferenceJob) -> bool:
-    """Whether one text is compared with several: such a request cannot hold the pairs of another job."""
+def repeated_bytes(job: InferenceJob) -> int:
+    """What one text that is compared with several adds to a request that repeats it for each of them."""
     if job.payload.api != "score":
-        return False
-    fields = _fields_decoder.decode(job.payload.body)
-    return len(_items_decoder.decode(fields["text_1"])) != len(_items_decoder.decode(fields["text_2"]))
+        return 0
+    first = _items_decoder.decode(_fields_decoder.decode(job.payload.body)["text_1"])
+    assert job.payload.pooled is not None
+    return len(bytes(first[0])) * (job.payload.pooled.count - len(first))
 
 
-def read_results(body: bytes, count: int) -> tuple[list[str | float], int] | None:
+def read_results(body: bytes, count: int) -> tuple[list[PooledResult], int] | None:
     """The results of a response in the order of its inputs, and its prompt tokens; None where it is malformed."""
     try:
         response = _response_decoder.decode(body)
@@ -89,17 +98,25 @@ def read_results(body: bytes, count: int) -> tuple[list[str | float], int] | Non
         results = [_result(result) for result in data]
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError):
         return None
-    return results, 0 if response.usage is None else max(0, response.usage.prompt_tokens)
+    return results, _prompt_tokens(response.usage)
 
 
-def _result(result: _Result) -> str | float:
+def _prompt_tokens(usage: object) -> int:
+    """What the server has counted. A malformed count is a missing one."""
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return max(0, tokens) if type(tokens) is int else 0
+
+
+def _result(result: _Result) -> PooledResult:
     if result.score is not None:
         return result.score
+    if result.probs:
+        return Classification(result.label, result.probs)
     if isinstance(result.embedding, str):
         decode_array(result.embedding)
         return result.embedding
     if result.embedding is None:
-        raise ValueError("neither a vector nor a score")
+        raise ValueError("no result")
     return encode_vector(result.embedding)
 
 

@@ -1,4 +1,4 @@
-"""Calls that embed or score, several jobs in one request where their batch keys are equal.
+"""Pooled calls, several jobs in one request where their batch keys are equal.
 
 A request holds parts of jobs, mostly whole ones. Its response is split into the answers of the jobs. Where a server
 refuses a request of several jobs, each job is sent again in a request of its own, so that an invalid input fails only
@@ -6,20 +6,23 @@ its own job. All methods run on the worker's event loop.
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from inferry.domain.errors import ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.pooling import encode_answer
+from inferry.domain.pooling import PooledResult, encode_answer
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item, Usage
 from inferry.workers.openai_http.calls import MAX_ERROR_BODY_BYTES, Call, CallOwner
 from inferry.workers.openai_http.non_streaming_calls import NonStreamingCall
-from inferry.workers.openai_http.pooled_bodies import combined_job, is_one_to_many, read_results, split_tokens
+from inferry.workers.openai_http.pooled_bodies import combined_job, read_results, repeated_bytes, split_tokens
 from inferry.workers.plan_completion import PlanCompletion
 
-MAX_RESULT_BYTES = 262_144
+MAX_RESULT_BYTES: Final = 262_144
 """Limit of a result in a response: a vector of 12,000 numbers in decimal."""
+
+MAX_REPEATED_BYTES: Final = 262_144
+"""A job that would repeat more of one text than this has a request of its own, which holds the text once."""
 
 
 class Member:
@@ -33,11 +36,11 @@ class Member:
         self.emit = emit
         self.completion = completion
         self.missing = job.payload.pooled.count
-        self.results: list[str | float] = [0.0] * self.missing
+        self.results: list[PooledResult] = [0.0] * self.missing
         self.prompt_tokens = 0
         self.is_ended = False
 
-    def add(self, start: int, results: list[str | float], prompt_tokens: int) -> None:
+    def add(self, start: int, results: list[PooledResult], prompt_tokens: int) -> None:
         self.results[start : start + len(results)] = results
         self.missing -= len(results)
         self.prompt_tokens += prompt_tokens
@@ -87,7 +90,7 @@ class PooledCall(NonStreamingCall):
         job, self._sizes = combined_job(name, [(part.member.job, part.start, part.stop) for part in parts])
         super().__init__(job, self._on_item, PlanCompletion(1), worker)
         self.parts = parts
-        self._results: list[str | float] = []
+        self._results: list[PooledResult] = []
         self._on_end_of_call = on_end_of_call
         self._max_bytes = MAX_ERROR_BODY_BYTES + MAX_RESULT_BYTES * self.size
 
@@ -143,7 +146,7 @@ class PooledCalls:
                 continue
             member = Member(job, emit, completion)
             count = member.missing
-            key = job.job_id if is_one_to_many(job) else job.batch_key
+            key = job.job_id if repeated_bytes(job) > MAX_REPEATED_BYTES else job.batch_key
             groups.setdefault(key, []).extend(
                 Part(member, at, min(at + self._max_inputs, count)) for at in range(0, count, self._max_inputs)
             )
@@ -153,6 +156,8 @@ class PooledCalls:
 
     def take(self, completion: PlanCompletion) -> list[PooledCall]:
         """Forget the open calls of a plan whose jobs have ended or are not awaited any more; return them."""
+        if not self._calls:
+            return []
         open_calls = dict.fromkeys(call for calls in self._calls.values() for call in calls)
         found = [call for call in open_calls if call.parts[0].member.completion is completion]
         for call in found:

@@ -10,8 +10,13 @@ from inferry.domain.values import replace
 
 ALL_FEATURES = frozenset(
     {"n", "logit_bias", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "audio"}
-    | {"echo", "chat_echo", "suffix", "images", "audio_input", "video"}
+    | {"echo", "streamed_echo", "chat_echo", "images", "audio_input", "video"}
 )
+ENGINE_FIELDS = frozenset(
+    {"include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "bad_words", "logits_processors"}
+    | {"truncate_prompt_tokens", "thinking_token_budget", "chat_template", "chat_template_kwargs", "documents"}
+)
+"""Fields of vLLM that change the prompt or the output. Servers that refuse fields they lack are sent all of them."""
 MEDIA_FEATURES = frozenset({"images", "audio_input", "video", "files"})
 """Features for media in messages."""
 
@@ -29,7 +34,6 @@ class MetricNames(Struct, frozen=True, kw_only=True):
     kv_usage: bytes | None = None
     kv_capacity: bytes | None = None
     cache_info: bytes | None = None
-    prefix_queries: bytes | None = None
     prefix_hits: bytes | None = None
     preemptions: bytes | None = None
     step_tokens: bytes | None = None
@@ -91,13 +95,14 @@ VLLM = Profile(
         waiting=b"vllm:num_requests_waiting",
         kv_usage=b"vllm:kv_cache_usage_perc",
         cache_info=b"vllm:cache_config_info",
-        prefix_queries=b"vllm:prefix_cache_queries_total",
         prefix_hits=b"vllm:prefix_cache_hits_total",
         preemptions=b"vllm:num_preemptions_total",
         step_tokens=b"vllm:iteration_tokens_total",
         output_tokens=b"vllm:generation_tokens_total",
     ),
-    features=ALL_FEATURES | {"prompt_logprobs", "beam_search", "dimensions", "prefill", "reasoning_effort"},
+    features=ALL_FEATURES
+    | ENGINE_FIELDS
+    | {"prompt_logprobs", "beam_search", "dimensions", "use_activation", "prefill", "reasoning_effort"},
     tasks=ALL_TASKS,
     probes_images=True,
 )
@@ -110,14 +115,8 @@ SGLANG = Profile(
         kv_usage=b"sglang:token_usage",
         kv_capacity=b"sglang:max_total_num_tokens",
     ),
-    features=(ALL_FEATURES - {"audio", "suffix"}) | {"dimensions", "prefill"},
+    features=(ALL_FEATURES - {"audio"}) | {"dimensions", "prefill", "skip_special_tokens", "chat_template_kwargs"},
     tasks=GENERATES | {Task.EMBED},
-)
-
-TGI = Profile(
-    kind="tgi",
-    metrics=MetricNames(running=b"tgi_batch_current_size", waiting=b"tgi_queue_size"),
-    features=frozenset({"penalties", "structured_outputs", "logprobs", "tools", "images"}),
 )
 
 TRTLLM = Profile(
@@ -125,6 +124,7 @@ TRTLLM = Profile(
     features=frozenset(
         {"n", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools"}
         | {"images", "audio_input", "video"}
+        | ENGINE_FIELDS
     ),
 )
 
@@ -134,7 +134,9 @@ HOSTED = Profile(
     unsupported_fields=frozenset({"cache_salt", "priority", "return_token_ids"}),
     features=frozenset(
         {"n", "logit_bias", "penalties", "structured_outputs", "logprobs", "tools", "audio"}
+        | {"echo", "streamed_echo", "suffix", "streamed_suffix"}
         | {"images", "audio_input", "files", "dimensions"}
+        | ENGINE_FIELDS
     ),
     tasks=GENERATES | {Task.EMBED},
 )
@@ -150,9 +152,20 @@ _UNSENT_FIELDS = frozenset(
 )
 """Fields that need not be sent: they say nothing about the output, or only their defaults are left once `features` are
 checked. Without tools there are no parallel calls of them."""
+_HINTS = frozenset({"reasoning_effort", "verbosity", "prediction"})
+"""Fields that promise nothing about the output."""
 _LLAMACPP_FIELDS = frozenset(
     {"stop", "top_k", "min_p", "min_tokens", "logit_bias", "logprobs", "top_logprobs", "presence_penalty"}
-    | {"frequency_penalty", "repeat_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"}
+    | {"frequency_penalty", "repeat_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta", "echo", "suffix"}
+)
+
+TGI = Profile(
+    kind="tgi",
+    metrics=MetricNames(running=b"tgi_batch_current_size", waiting=b"tgi_queue_size"),
+    features=frozenset({"penalties", "structured_outputs", "logprobs", "tools", "images"}),
+    # It derives a repetition penalty from the presence penalty, and ignores other fields in silence.
+    fields=(_PLAIN_FIELDS | _UNSENT_FIELDS | _HINTS | {"stop", "modalities", "tool_prompt", "guideline"})
+    - {"repetition_penalty"},
 )
 
 TRANSFORMERS = Profile(
@@ -169,7 +182,8 @@ LLAMACPP = Profile(
     kind="llamacpp",
     usage_in_stream=False,
     unsupported_fields=_UNSENT_FIELDS - _LLAMACPP_FIELDS,
-    features=frozenset({"logit_bias", "penalties", "min_p", "min_tokens", "logprobs"}),
+    # Its streams ignore `echo`, and `suffix` with a model that cannot fill in the middle.
+    features=frozenset({"logit_bias", "penalties", "min_p", "min_tokens", "logprobs", "echo", "suffix"}),
     # The engine has a repetition penalty under another name and with another default.
     fields=(_PLAIN_FIELDS | _UNSENT_FIELDS | _LLAMACPP_FIELDS) - {"repetition_penalty"},
     takes_max_tokens_only=True,

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Set
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -11,9 +12,9 @@ from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.lanes import Lane
 from inferry.workers.openai_http.settings import ChoicesOption, KvTransfer, TextPart, TokenIdsOption
 
-PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
+PRIORITIES: Final = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
 """Lower is first. Sent with every call, so that a client's own value is overridden."""
-RETURN_TOKEN_IDS = b',"return_token_ids":true'
+RETURN_TOKEN_IDS: Final = b',"return_token_ids":true'
 
 RESUMED_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos"),
@@ -29,31 +30,31 @@ NOT_RESUMABLE_FIELDS = (
 )
 """Fields that depend on the output so far, or that a continuation cannot carry."""
 
-OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
+OUTPUT_LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 """Fields for the output limit, which a budget overrides."""
 
-STREAM_FIELDS = frozenset({"stream", "stream_options"})
-PREFILL_FIELDS = (
+STREAM_FIELDS: Final = frozenset({"stream", "stream_options"})
+PREFILL_FIELDS: Final = (
     b',"ignore_eos":true,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
 )
 """Asks vLLM to keep the KV of the prompt for another server, which it does where the output limit ends the request and
 no stop condition. Connectors that share a store need no such field."""
-NOT_IN_PREFILLS = frozenset({"stream", "stream_options", "stop", "stop_token_ids", "ignore_eos"})
+NOT_IN_PREFILLS: Final = frozenset({"stream", "stream_options", "stop", "stop_token_ids", "ignore_eos"})
 
-MAX_SALTS = 10_000
+MAX_SALTS: Final = 10_000
 
-_STREAM = b',"stream":true}'
-_STREAM_AND_USAGE = b',"stream":true,"stream_options":{"include_usage":true}}'
-_USAGE = b',"stream_options":{"include_usage":true}}'
+_STREAM: Final = b',"stream":true}'
+_STREAM_AND_USAGE: Final = b',"stream":true,"stream_options":{"include_usage":true}}'
+_USAGE: Final = b',"stream_options":{"include_usage":true}}'
 
-_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
-_messages_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
+_fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
+_messages_decoder: Final = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
-_token_ids_option_decoder = msgspec.json.Decoder(TokenIdsOption)
-_choices_decoder = msgspec.json.Decoder(ChoicesOption)
-_kv_transfer_decoder = msgspec.json.Decoder(KvTransfer)
+_token_ids_option_decoder: Final = msgspec.json.Decoder(TokenIdsOption)
+_choices_decoder: Final = msgspec.json.Decoder(ChoicesOption)
+_kv_transfer_decoder: Final = msgspec.json.Decoder(KvTransfer)
 
 
 class CacheSalts:

@@ -6,7 +6,6 @@ from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import Lane
 from inferry.workers.http_client import Client, Request
 from inferry.workers.openai_http.calls import Call
-from inferry.workers.openai_http.capability_probe import PATHS
 from inferry.workers.openai_http.profiles import Profile
 from inferry.workers.openai_http.request_bodies import (
     NOT_IN_PREFILLS,
@@ -22,6 +21,7 @@ from inferry.workers.openai_http.request_bodies import (
     with_max_tokens,
     with_plain_messages,
 )
+from inferry.workers.openai_http.server_queries import PATHS
 from inferry.workers.openai_http.silent_refusals import SilentRefusalCall
 from inferry.workers.openai_http.upstream_keys import UpstreamKeys
 

@@ -4,6 +4,8 @@ A server under load joins several tokens into one event. The last token may be t
 follows later, and the event does not show it. Detokenised, such ids end in the replacement character.
 """
 
+from typing import Final
+
 import msgspec
 
 from inferry.domain.errors import WorkerLost
@@ -13,15 +15,15 @@ from inferry.workers.openai_http.server_client import ServerClient
 from inferry.workers.openai_http.settings import PromptText
 from inferry.workers.resumed_stop_strings import COMPARED_CHARS, StopMatcher, resume_stop_matcher
 
-CONTEXT_TOKENS = 8
-MAX_CHARACTER_BYTES = 4
+CONTEXT_TOKENS: Final = 8
+MAX_CHARACTER_BYTES: Final = 4
 """A UTF-8 character has at most four bytes, so at most three tokens of an incomplete one."""
-TIMEOUT_S = 10.0
+TIMEOUT_S: Final = 10.0
 """Long, because a server under load responds late, and a guess may repeat or lose part of a character. Liveness probes
 detect an unresponsive server."""
-ATTEMPTS = 3
+ATTEMPTS: Final = 3
 """Requests to a server that does not respond. Without the text, a stream with stop strings cannot be resumed."""
-_REPLACEMENT = "\ufffd"
+_REPLACEMENT: Final = "\ufffd"
 
 
 class ResumePoints:

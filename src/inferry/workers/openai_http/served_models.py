@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from inferry.domain.ports import ModelCard
 from inferry.domain.routes import Task
-from inferry.workers.openai_http.capability_probe import ServedModel
 from inferry.workers.openai_http.profiles import Profile
+from inferry.workers.openai_http.server_queries import ServedModel
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 
 _UNLISTED = ServedModel(id="")

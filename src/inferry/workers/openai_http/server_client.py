@@ -1,11 +1,12 @@
 """Small requests to a server with non-streaming responses."""
 
 import asyncio
+from typing import Final
 
 from inferry.domain.errors import WorkerLost
 from inferry.workers.http_client import Client
 
-MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+MAX_RESPONSE_BYTES: Final = 16 * 1024 * 1024
 
 
 class ServerClient:

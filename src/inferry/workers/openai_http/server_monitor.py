@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from inferry.domain.clock import Clock
 from inferry.domain.errors import WorkerLost
 from inferry.workers.openai_http.calls import Call
-from inferry.workers.openai_http.capability_probe import CapabilityProbe
 from inferry.workers.openai_http.liveness import MISSED_PROBES, Liveness
 from inferry.workers.openai_http.liveness_prober import LivenessProber
 from inferry.workers.openai_http.metrics_poller import MetricsPoller
+from inferry.workers.openai_http.server_queries import ServerQueries
 
 
 class ServerMonitor:
@@ -19,7 +19,7 @@ class ServerMonitor:
 
     def __init__(
         self,
-        server: CapabilityProbe,
+        server: ServerQueries,
         calls: Mapping[str, Call],
         clock: Clock,
         timeout_s: float,

@@ -55,13 +55,6 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
         return f"HttpWorkerSettings({self.profile.kind}, {self.url})"  # without keys and secrets
 
 
-class EngineSteps(Struct, frozen=True):
-    """The engine's steps between the last two readings."""
-
-    steps_per_s: float = 0.0
-    tokens_per_step: float = 0.0
-
-
 class TokenIdsOption(Struct):
     return_token_ids: bool | None = None
 

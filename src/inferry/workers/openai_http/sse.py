@@ -7,7 +7,7 @@ quotes inside strings, so `"finish_reason":null` cannot be part of generated tex
 import json
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -15,14 +15,14 @@ from msgspec import UNSET, Raw, UnsetType
 from inferry.domain.streams import FinishReason, Usage
 from inferry.workers.openai_http.chunk_schema import ChunkChoice, ReportedUsage, StreamEvent
 
-MAX_TOKENS = 10**9
+MAX_TOKENS: Final = 10**9
 
-_NOT_FINISHED = b'"finish_reason":null'
-_PLAIN_EVENTS = re.compile(rb'(?:data: [^\n]*"finish_reason":null[^\n]*\n\n)+')
-_ROLE = b'"role":"assistant"'
+_NOT_FINISHED: Final = b'"finish_reason":null'
+_PLAIN_EVENTS: Final = re.compile(rb'(?:data: [^\n]*"finish_reason":null[^\n]*\n\n)+')
+_ROLE: Final = b'"role":"assistant"'
 _EMPTY_DELTAS = (b'"content":""', b'"content":null', b'"delta":{"role":"assistant"}')
 
-_FINISHES = {
+_FINISHES: Final = {
     "stop": FinishReason.STOP,
     "eos_token": FinishReason.STOP,
     "stop_sequence": FinishReason.STOP,
@@ -33,7 +33,7 @@ _FINISHES = {
 }
 
 
-_decoder = msgspec.json.Decoder(StreamEvent)
+_decoder: Final = msgspec.json.Decoder(StreamEvent)
 _Event = TypeVar("_Event")
 
 
@@ -62,7 +62,7 @@ def _load_scanner() -> Callable[[bytes], tuple[int, int]]:
     return _sse_scan.scan_plain_events
 
 
-_scan_plain_events = _load_scanner()
+_scan_plain_events: Final = _load_scanner()
 
 
 class EventScanner:

@@ -6,6 +6,7 @@ expression recognises. Other events are decoded.
 
 from array import array
 from collections import deque
+from typing import Final
 
 import msgspec
 
@@ -24,7 +25,7 @@ from inferry.workers.openai_http.sse import (
 )
 from inferry.workers.resumed_stop_strings import COMPARED_CHARS, StopMatcher
 
-RECENT_EVENTS = 8
+RECENT_EVENTS: Final = 8
 """Pieces kept of a stream with stop strings, to compare the end of its text with the detokenised ids."""
 
 # A piece of plain text of choice 0 without a finish reason: the bytes before the text, and between text and ids. Quotes
@@ -37,8 +38,8 @@ _COMPLETION = (
     b'"choices":[{"index":0,"text":"',
     b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[',
 )
-_ANOTHER_FIELD = b'","'
-_QUOTE = 0x22
+_ANOTHER_FIELD: Final = b'","'
+_QUOTE: Final = 0x22
 
 
 _decoder = msgspec.json.Decoder(TracedEvent)

@@ -15,7 +15,7 @@ from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard
-from inferry.domain.routes import Task
+from inferry.domain.routes import GENERATES, Task
 from inferry.domain.streams import Done, Failed
 from inferry.domain.workers import Load, Phase, WorkerView
 from inferry.workers.http_client import Client
@@ -23,7 +23,6 @@ from inferry.workers.openai_http.advice import EngineFacts, advice
 from inferry.workers.openai_http.call_timeouts import CallTimeouts
 from inferry.workers.openai_http.calls import Call
 from inferry.workers.openai_http.cancellation import cancel_jobs
-from inferry.workers.openai_http.capability_probe import CapabilityProbe
 from inferry.workers.openai_http.continuation_call import ContinuationCall
 from inferry.workers.openai_http.load_estimate import limited
 from inferry.workers.openai_http.metrics_poller import MetricsPoller
@@ -37,7 +36,8 @@ from inferry.workers.openai_http.resume_points import ResumePoints
 from inferry.workers.openai_http.served_models import model_cards, model_parents
 from inferry.workers.openai_http.server_client import ServerClient
 from inferry.workers.openai_http.server_monitor import ServerMonitor
-from inferry.workers.openai_http.settings import EngineSteps, HttpWorkerSettings
+from inferry.workers.openai_http.server_queries import ServerQueries
+from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.silent_refusals import SilentRefusalCall
 from inferry.workers.openai_http.upstream_errors import upstream_error
 from inferry.workers.openai_http.upstream_keys import UpstreamKeys
@@ -68,7 +68,7 @@ class OpenAIHttpWorker:
         # Monitoring has a connection of its own, so that probes and calls do not wait for each other.
         self._monitor_http = Client(settings.url, headers, settings.connect_timeout_s)
         monitor_client = ServerClient(self._monitor_http)
-        self._server = CapabilityProbe(
+        self._server = ServerQueries(
             profile, ServerClient(self._http), monitor_client, keys.header(), settings.first_token_timeout_s
         )
         self._resume_points = ResumePoints.of(profile, monitor_client, keys.header())
@@ -99,11 +99,6 @@ class OpenAIHttpWorker:
     def profile(self) -> Profile:
         """What the server can do. Narrowed to what it was seen to do once it is started."""
         return self._profile
-
-    @property
-    def engine_steps(self) -> EngineSteps:
-        """The engine's steps, where its metrics report them."""
-        return EngineSteps() if self._poller is None else self._poller.estimate.steps
 
     @property
     def open_calls(self) -> int:
@@ -170,6 +165,7 @@ class OpenAIHttpWorker:
             prefill_tokens=capacity.prefill_tokens,
             kv_tokens=capacity.kv_tokens,
             chunk_tokens=view.chunk_tokens,
+            decodes=self._settings.role != "prefill" and Task.GENERATE in (self._settings.tasks or GENERATES),
             engine_sequences=None if estimate is None else estimate.engine_sequences,
             kv_capacity=view.kv_capacity,
             preempts=estimate is not None and estimate.preemptions > 0,

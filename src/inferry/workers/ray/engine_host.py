@@ -37,8 +37,9 @@ _HOST_ABORT = 0
 class EngineHost:
     """`make_program` is called on the replica's node: its interpreter and environment are those of the node."""
 
-    def __init__(self, make_program: Callable[[], EngineProgram]) -> None:
+    def __init__(self, make_program: Callable[[], EngineProgram], silence_s: float = SILENCE_S) -> None:
         self._make_program = make_program
+        self._silence_s = silence_s
         self._link: EngineLink | None = None
         self._ready: bytes | None = None
         self._is_ready = asyncio.Event()
@@ -56,7 +57,7 @@ class EngineHost:
             while not link.finished.done():
                 await asyncio.wait({link.finished}, timeout=CHECK_INTERVAL_S)
                 session = self._session
-                if session is not None and time.monotonic() - session.heard_at > SILENCE_S:
+                if session is not None and time.monotonic() - session.heard_at > self._silence_s:
                     self._end_session()
             self._link = None
             self._end_session()

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from inferry.cluster import handshake
 from inferry.cluster.frames import (
@@ -39,8 +39,8 @@ from inferry.workers.remote.resume_tracker import AssemblerFor
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY_S = 0.05
-MAX_RETRY_S = 0.5
+FIRST_RETRY_S: Final = 0.05
+MAX_RETRY_S: Final = 0.5
 
 
 class OwnerAddress(NamedTuple):
@@ -82,6 +82,7 @@ class OwnerLink:
         self.on_change: Callable[[], None] = lambda: None
         self.on_tenants_changed: Callable[[], None] = lambda: None
         self._connection: IngressConnection | None = None
+        self._http: list[asyncio.Transport] = []
         self._lost = asyncio.Event()
         self._opened = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -99,7 +100,7 @@ class OwnerLink:
         await self._opened.wait()
 
     async def close(self) -> None:
-        """Close the connection. Jobs that have not ended are lost."""
+        """Close all connections. Jobs and requests that have not ended are lost."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -108,6 +109,8 @@ class OwnerLink:
         self._disconnected("the connection to the owner was closed")
         if connection is not None:
             connection.close()
+        for transport in self._http:
+            transport.abort()
 
     def send(self, message: Message) -> None:
         """Send a message that has no answer; dropped while there is no connection."""
@@ -157,6 +160,7 @@ class OwnerLink:
             opening.abort()
             raise ConnectionError(str(error)) from None
         transport, unread = opening.detach()
+        self._http = [*(one for one in self._http if not one.is_closing()), transport]
         protocol = make_protocol()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -187,10 +191,12 @@ class OwnerLink:
             await self._connect(connection)
             async with asyncio.timeout(handshake.TIMEOUT_S):
                 await connection.opened
-        except (OSError, handshake.HandshakeFailed) as error:
+        except BaseException as error:
             connection.link = None
-            connection.abort()
-            return str(error) or type(error).__name__
+            connection.abort()  # also where the link was closed meanwhile: the owner's answer must not open it again
+            if isinstance(error, (OSError, handshake.HandshakeFailed)):
+                return str(error) or type(error).__name__
+            raise
         return None
 
     async def _connect(self, connection: "IngressConnection") -> None:

@@ -43,8 +43,8 @@ class ResumeTracker:
             self._output_ids += token_ids
         if not raw:
             return raw
-        if self.is_resumed:
-            return raw  # from before the resume point, which covers it
+        if self.is_resumed or self._output_ids:
+            return raw  # from before the resume point, which covers it, or with its ids beside it
         scanner = self._scanner
         if scanner is None:
             payload = self._job.payload

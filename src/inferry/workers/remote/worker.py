@@ -5,8 +5,9 @@ isolation and precision of the owner's workers, because these decide which jobs 
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from inferry.cluster.frames import ServedModels
+from inferry.cluster.frames import EndRun, ServedModels
 from inferry.domain.clock import Clock
 from inferry.domain.errors import WorkerUnreachable
 from inferry.domain.plans import BatchPlan
@@ -16,7 +17,7 @@ from inferry.domain.workers import Capacity, Phase, WorkerView
 from inferry.workers.plan_completion import PlanCompletion
 from inferry.workers.remote.owner_link import OwnerLink
 
-_PROBE_PLAN = 0
+_PROBE_PLAN: Final = 0
 """Number of a plan that only asks whether the worker generates. The owner probes its own workers."""
 _UNLIMITED = Capacity()
 
@@ -79,6 +80,10 @@ class RemoteWorker:
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
         return await self.link.cancel(job_ids)
+
+    def end_run(self, tenant: str, run_id: str) -> None:
+        """While the owner is away nothing is said: what it keeps for the run ends with its timeout, or with it."""
+        self.link.send(EndRun(tenant, run_id))
 
     async def close(self) -> None:
         """The link is closed by its owner, since other workers share it."""
