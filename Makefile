@@ -18,7 +18,8 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Tests that wait leave their core idle, so there is one process more than there are cores, up to eight. Tests of a file
 # stay together because of shared fixtures; slow ones come first (tests/conftest.py).
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
-PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# What fails runs once more by itself before it counts (scripts/once_more.sh).
+PYTEST := scripts/once_more.sh $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help serve compiled test test-busy venv constraints check bench before-after docs mutants fuzz chaos lease-schedules image-steps clean clients chromium test-vllm venv-vllm test-engines venv-engines venv-peers
 .DELETE_ON_ERROR:
