@@ -12,6 +12,7 @@ from inferry.observe.tracing.exporter import SpanExporter
 from inferry.observe.tracing.spans import spans_of
 from inferry.observe.tracing.tracer import Tracer
 from ledger.builders import an_entry
+from support.builders import a_job
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -89,8 +90,22 @@ def test_new_traces_are_bounded_per_second_and_those_of_clients_are_not() -> Non
     assert sampled(25, {}) == 10, "what was not used is kept for a second"
 
 
+def test_a_call_that_is_not_sampled_carries_its_context_and_keeps_nothing_for_spans() -> None:
+    exported: list[CallTrace] = []
+    tracer = Tracer(0.0, ManualClock(), exported.append)
+    calls, jobs = [tracer.begin({}, "/") for _ in range(2)], [a_job(), a_job()]
+    for call, job in zip(calls, jobs, strict=True):
+        tracer.adopt(call, job)
+        assert job.trace is not None
+        tracer.shared_ended(job.trace, an_entry())
+        assert job.trace.headers(1).endswith(b"-00\r\n")
+        assert not (call.jobs or job.trace.entries or job.trace.request)
+    assert not exported
+    assert calls[0].context.trace_id != calls[1].context.trace_id
+
+
 def test_span_ids_of_attempts_differ_and_are_never_zero() -> None:
-    trace = JobTrace(a_call(), (1 << 64) - 16, {})
+    trace = JobTrace(a_call(), (1 << 64) - 16)
     ids = [trace.attempt_span_id(attempt) for attempt in range(1, 5)]
     assert len(set(ids)) == 4
     assert all(0 < one < 1 << 64 for one in ids)
@@ -101,7 +116,8 @@ def test_an_answer_that_arrives_at_once_has_no_decode() -> None:
     for api, expected in (("embeddings", ["prefill"]), ("score", ["prefill"]), ("chat", ["prefill", "decode"])):
         call = a_call()
         numbers = {"stream": False, "max_tokens": 1, "temperature": 0.0, "top_p": 1.0, "choices": 1}
-        job = JobTrace(call, 16, {"api": api, **numbers})
+        job = JobTrace(call, 16)
+        job.request = {"api": api, **numbers}
         job.entries.append(an_entry(queue_ms=1.0, first_token_ms=5.0, total_ms=5.0))
         call.jobs.append(job)
         assert [span.name for span in spans_of(call)[3:]] == expected

@@ -48,8 +48,8 @@ class TestOwner:
     async def tokenized(self, job: InferenceJob) -> InferenceJob:
         return await tokenized(job, self._gateway.models)
 
-    def traced(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> InferenceJob:
-        return job
+    def trace(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> None:
+        pass
 
     def serve_http(self, transport: asyncio.Transport, unread: bytes, peer: str) -> None:
         transport.abort()

@@ -90,12 +90,11 @@ class ServiceOwner:
     async def tokenized(self, job: InferenceJob) -> InferenceJob:
         return await tokenized(job, self._service.gateway.models)
 
-    def traced(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> InferenceJob:
+    def trace(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> None:
         tracing = self._service.tracing
-        if tracing is None:
-            return job
-        tracer = tracing.tracer
-        return tracer.adopt(tracer.begin(headers, f"/v1/{job.payload.api}"), job)
+        if tracing is not None:
+            tracer = tracing.tracer
+            tracer.adopt(tracer.begin(headers, f"/v1/{job.payload.api}"), job)
 
     def serve_http(self, transport: asyncio.Transport, unread: bytes, peer: str) -> None:
         if self._server is None:

@@ -24,8 +24,8 @@ class Owner(Protocol):
     async def tokenized(self, job: InferenceJob) -> InferenceJob:
         """The job with them. Raises GatewayError."""
 
-    def traced(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> InferenceJob:
-        """The job with a trace that continues the one of these headers."""
+    def trace(self, job: InferenceJob, headers: Mapping[bytes, bytes]) -> None:
+        """Give the job a trace that continues the one of these headers."""
 
     def serve_http(self, transport: asyncio.Transport, unread: bytes, peer: str) -> None:
         """Serve a client's HTTP connection that an ingress process forwards."""

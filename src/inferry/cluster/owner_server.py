@@ -328,7 +328,7 @@ class OwnerConnection(LinkEnd):
             if message.is_admitted:
                 job = replace(job, is_recorded=False)  # the process that has admitted it records it
             if message.job.trace is not None:
-                job = owner.traced(job, message.job.trace)
+                owner.trace(job, message.job.trace)
             stream = self._gateway.submit(job, caller)
         except GatewayError as error:
             limits = None if caller is None else self.rate_limits(caller)

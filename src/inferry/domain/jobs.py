@@ -289,7 +289,7 @@ class InferenceJob(Value):
         self.preemptions: Final = preemptions
         self.unreachable_attempts: Final = unreachable_attempts
         self.repeat: Final = repeat
-        self.trace: Final = trace
+        self.trace = trace  # not Final: the tracer sets it before the job is submitted
         self.max_kv_tokens: Final = max_kv_tokens
         self.ttft_allowance_s: Final = ttft_allowance_s
         self.is_recorded: Final = is_recorded

@@ -61,15 +61,15 @@ class CallTrace:
 
 class JobTrace:
     """One job of a call. `span_id` is the first of its consecutive span ids. `entries` are those of its attempts that
-    have ended; `request` holds the numbers of the request that spans name.
+    have ended; `request` holds the numbers of the request that spans name. Both stay empty unless the call is sampled.
     """
 
     __slots__ = ("call", "entries", "request", "span_id")
 
-    def __init__(self, call: CallTrace, span_id: int, request: dict[str, Any]) -> None:
+    def __init__(self, call: CallTrace, span_id: int) -> None:
         self.call = call
         self.span_id = span_id
-        self.request = request
+        self.request: dict[str, Any] = {}
         self.entries: list[LedgerEntry] = []
 
     def attempt_span_id(self, attempt: int) -> int:

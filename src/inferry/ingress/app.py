@@ -293,7 +293,7 @@ class App:
     ) -> None:
         gateway = self._gateway
         if self._tracer is not None and request.trace is not None:
-            job = self._tracer.adopt(request.trace, job)
+            self._tracer.adopt(request.trace, job)
         try:
             stream = gateway.submit(job, caller)
         except GatewayError as error:

@@ -183,7 +183,7 @@ class Call:
     def _submit(self, job: InferenceJob) -> tuple[InferenceJob, JobStream]:
         calls, request = self._context, self._request
         if calls.tracer is not None and request.trace is not None:
-            job = calls.tracer.adopt(request.trace, job)
+            calls.tracer.adopt(request.trace, job)
         try:
             return job, calls.gateway.submit(job, self._caller)
         except GatewayError:

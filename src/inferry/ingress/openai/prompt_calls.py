@@ -77,7 +77,8 @@ class PromptCall(DeferredRequest):
         if not request.is_internal:
             caller = endpoint.auth.caller(request.headers, reply.peer)  # the key may have been revoked meanwhile
         if endpoint.tracer is not None and request.trace is not None:
-            jobs = [endpoint.tracer.adopt(request.trace, job) for job in jobs]
+            for job in jobs:
+                endpoint.tracer.adopt(request.trace, job)
         try:
             streams = gateway.submit_all(jobs, caller)
         except GatewayError as error:

@@ -16,7 +16,6 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.streams import Failed
 from inferry.domain.tracing import CallTrace, JobTrace, TraceContext
-from inferry.domain.values import replace
 
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
@@ -37,17 +36,22 @@ class Tracer:
         self._max_per_s = max_per_s
         self._left = max(1.0, max_per_s or 0.0)
         self._left_at = clock.now()
-        # Not the random numbers of the process: a seed there must not repeat trace ids.
-        self._bits = random.SystemRandom().getrandbits
+        # Not the random numbers of the process: a seed there must not repeat trace ids. Ids need not be secret.
+        self._bits = random.Random().getrandbits  # noqa: S311
 
     def begin(self, headers: Mapping[bytes, bytes], path: str) -> CallTrace:
         """A request arrived."""
         return CallTrace(self._context(headers), self._new_span_id(), path, self._clock.wall())
 
-    def adopt(self, call: CallTrace, job: InferenceJob) -> InferenceJob:
-        """The job with its trace. It is not submitted yet."""
+    def adopt(self, call: CallTrace, job: InferenceJob) -> None:
+        """Give a job its trace, before it is submitted. Without sampling it is a context to pass on."""
+        trace = job.trace = JobTrace(call, self._new_span_id())
+        call.open_jobs += 1
+        if not call.context.sampled:
+            return
+        call.jobs.append(trace)
         sampling, payload = job.payload.sampling, job.payload
-        request = {
+        trace.request = {
             "api": payload.api,
             "stream": job.stream,
             "max_tokens": sampling.max_tokens,
@@ -55,15 +59,11 @@ class Tracer:
             "top_p": sampling.top_p,
             "choices": payload.choices,
         }
-        trace = JobTrace(call, self._new_span_id(), request)
-        call.jobs.append(trace)
-        call.open_jobs += 1
-        return replace(job, trace=trace)
 
     def ended(self, attempt: Attempt, now: float) -> None:
         """Subscribes to the job events. An attempt whose job is retried is not the job's end."""
         trace = attempt.job.trace
-        if trace is not None and attempt.ledger_entry is not None:
+        if trace is not None and trace.call.context.sampled and attempt.ledger_entry is not None:
             trace.entries.append(attempt.ledger_entry)
             if attempt.resumed is None:
                 end = attempt.end
@@ -74,6 +74,8 @@ class Tracer:
 
     def shared_ended(self, trace: JobTrace, entry: LedgerEntry) -> None:
         """A job ended that shared the execution of another."""
+        if not trace.call.context.sampled:
+            return
         trace.entries.append(entry)
         if entry.outcome is not Outcome.DONE:
             trace.call.error = entry.error_code
