@@ -99,7 +99,7 @@ def test_a_call_that_is_not_sampled_carries_its_context_and_keeps_nothing_for_sp
         assert job.trace is not None
         tracer.shared_ended(job.trace, an_entry())
         assert job.trace.headers(1).endswith(b"-00\r\n")
-        assert not (call.jobs or job.trace.entries or job.trace.request)
+        assert (call.jobs, job.trace.entries, job.trace.request) == ([], [], {})
     assert not exported
     assert calls[0].context.trace_id != calls[1].context.trace_id
 
