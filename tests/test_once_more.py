@@ -10,10 +10,8 @@ from support.children import environment
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "once_more.sh"
 BESIDE_OTHERS = """
-import os
-
-def test_it():
-    assert "PYTEST_XDIST_WORKER" not in os.environ
+def test_it(request):
+    assert not hasattr(request.config, "workerinput")  # set in processes of pytest-xdist
 """
 ALWAYS = """
 def test_it():
@@ -39,8 +37,14 @@ def test_what_failed_beside_others_runs_once_more_alone(tmp_path: Path, test: st
     runner.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest -c /dev/null --rootdir . -p xdist "$@"\n')
     runner.chmod(0o755)
     command = [str(SCRIPT), str(runner), "-q", "-n", "1", "tests"]
-    env = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == code, done.stdout
     assert said in done.stdout
     assert ("once more" in done.stdout) == (test is not MANY)

@@ -322,6 +322,28 @@ def test_an_interrupted_thread_cancels_its_work() -> None:
     thread.close()
 
 
+def test_an_interrupt_while_the_work_is_handed_over_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = LoopThread()
+
+    async def count_tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    assert thread.run(count_tasks()) == 1
+    loop = thread._started()
+    hand_over = loop.call_soon_threadsafe
+
+    def interrupted(*args: Any) -> None:
+        monkeypatch.undo()
+        hand_over(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(asyncio.Event().wait())
+    assert thread.run(count_tasks()) == 1, "the work goes on"
+    thread.close()
+
+
 def test_a_stream_that_is_left_ends_at_the_worker(client: Client, upstream: Upstream) -> None:
     endless = Endless()
     upstream.script = endless.script

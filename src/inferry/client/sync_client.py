@@ -5,6 +5,7 @@ interrupted call closes its connection.
 """
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
 from types import TracebackType
@@ -28,11 +29,22 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of the work. An exception in the waiting thread, such as KeyboardInterrupt, cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._started())
+        loop = self._started()
+        result: concurrent.futures.Future[T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task = loop.create_task(work)
+            task.add_done_callback(lambda task: _copy_end(task, result))
+            tasks.append(task)
+
         try:
-            return future.result()
+            loop.call_soon_threadsafe(begin)
+            return result.result()
         except BaseException:
-            future.cancel()
+            # An interrupt may come at any point. Callbacks run in order: if `begin` was scheduled, it has run by then.
+            if not result.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel() if tasks else work.close())
             raise
 
     def close(self) -> None:
@@ -56,6 +68,15 @@ class LoopThread:
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cancels the tasks that are left
         runner.get_loop().run_forever()
+
+
+def _copy_end(task: asyncio.Task[T], result: concurrent.futures.Future[T]) -> None:
+    if task.cancelled():
+        result.cancel()
+    elif (error := task.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(task.result())
 
 
 class Calls:
