@@ -4,8 +4,8 @@ One gateway's part of durable work, without HTTP and without the scheduler: conc
 stored in the database and queued; then one consumer takes, loads, executes, stores and acknowledges them. All jobs are
 queued before the first one runs, so that Redis holds all of them at once. The memory of the process does not grow with
 their number. Environment variables: DURABLE_JOBS, the number of jobs; DURABLE_CLIENTS, those that create jobs at once;
-REDIS_SERVER, the program (default: that of `make test`, or the one in PATH); DURABLE_LEDGER, a database (default: a new
-SQLite file in /tmp, about 1 kB per job).
+REDIS_SERVER, the program (default: that of `make test`, or the one in PATH); DURABLE_LEDGER, the URL of one database.
+By default a SQLite file and a PostgreSQL server are measured, both new and in /tmp, with about 1 kB per job.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import redis
 
+from benchmarks.postgres import run_postgres
 from inferry.cli.checkout import ROOT
 from inferry.cluster.redis_work_queue import RedisWorkQueue
 from inferry.domain.async_jobs import AsyncJobDetail
@@ -63,10 +64,19 @@ class TrivialEngine:
         return ANSWER
 
 
-def measure(jobs: int | None = None) -> dict[str, Any]:
-    number = jobs or int(os.environ.get("DURABLE_JOBS", JOBS))
+def measure() -> dict[str, Any]:
+    """What was found, by kind of database."""
+    number = int(os.environ.get("DURABLE_JOBS", JOBS))
+    if (ledger := os.environ.get("DURABLE_LEDGER")) is not None:
+        return {ledger.partition(":")[0]: measure_with(ledger, number)}
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        found = {"sqlite": measure_with(f"sqlite:///{name}/ledger.db", number)}
+    with run_postgres() as server:
+        return found | {"postgresql": measure_with(server.url, number)}
+
+
+def measure_with(ledger: str, number: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir="/tmp") as name, _redis_server(Path(name)) as (url, pid):
-        ledger = os.environ.get("DURABLE_LEDGER", f"sqlite:///{name}/ledger.db")
         return asyncio.run(_measure(number, url, pid, ledger))
 
 
@@ -101,7 +111,6 @@ async def _measure(number: int, url: str, redis_pid: int, ledger: str) -> dict[s
         assert not store.unfinished_page(("", ""), 1), "a job has not ended"
         result = {
             "jobs": number,
-            "database": ledger.partition(":")[0],
             "redis": str(client.info("server")["redis_version"]),
             "accepted_per_s": round(number / accepting.seconds, 1),
             "accept_cpu_us_per_job": round(1e6 * accepting.cpu_s / number, 1),
@@ -120,7 +129,7 @@ async def _measure(number: int, url: str, redis_pid: int, ledger: str) -> dict[s
     await queue.close()
     await executor.close()
     database.close()
-    print(result, flush=True)
+    print(ledger.partition(":")[0], result, flush=True)
     return result
 
 

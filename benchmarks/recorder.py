@@ -19,8 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,8 +27,8 @@ from typing import Any, TypeVar
 import aiohttp
 from sqlalchemy import func, select
 
+from benchmarks.postgres import PostgresServer, run_postgres
 from benchmarks.serving import free_port, wait_for
-from inferry.cli.checkout import ROOT
 from inferry.ledger.schema import attempts
 from inferry.ledger.stores.opening import connect
 
@@ -55,7 +54,7 @@ def measure(seconds: float = SECONDS, pairs: int = PAIRS) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as name:
         result["sqlite"] = _measured(f"sqlite:///{Path(name) / 'ledger.db'}", seconds, pairs)
-    with _postgres() as server:
+    with run_postgres() as server:
         result["postgresql"] = _measured(server.url, seconds, pairs)
         result["postgresql_stopped"] = stopped = _stopped(server, 2 * STOPPED_S if seconds == SECONDS else seconds)
     for name in ("sqlite", "postgresql"):
@@ -66,36 +65,6 @@ def measure(seconds: float = SECONDS, pairs: int = PAIRS) -> dict[str, Any]:
     lost, rows, failed = stopped["lost_rows"], stopped["expected_rows"], stopped["failed_calls"]
     print(f"postgresql stopped for {STOPPED_S:.0f} s: lost {lost} of {rows} rows; {failed} failed calls", flush=True)
     return result
-
-
-class _Postgres:
-    """A server with its default settings, so that a commit is on the disk."""
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self.start()
-
-    def start(self) -> None:
-        self.url = self._control("start", check=True).stdout.strip()
-
-    def stop(self, *, check: bool = True) -> None:
-        self._control("stop", "immediate", check=check)
-
-    def _control(self, verb: str, *options: str, check: bool) -> "subprocess.CompletedProcess[str]":
-        script = ROOT / "scripts" / "postgres.sh"
-        return subprocess.run([script, verb, self._directory, *options], stdout=subprocess.PIPE, text=True, check=check)
-
-
-@contextmanager
-def _postgres() -> Iterator[_Postgres]:
-    directory = tempfile.mkdtemp(prefix="inferry-pg-", dir="/tmp")
-    Path(directory).chmod(0o755)
-    server = _Postgres(directory)
-    try:
-        yield server
-    finally:
-        server.stop(check=False)
-        subprocess.run(["rm", "-rf", directory, f"{directory}.log"], check=False)
 
 
 def _served(ledger: str, play: Callable[[int, "subprocess.Popen[str]"], Coroutine[Any, Any, T]]) -> tuple[T, Any]:
@@ -109,7 +78,7 @@ def _served(ledger: str, play: Callable[[int, "subprocess.Popen[str]"], Coroutin
     return found, json.loads(output.splitlines()[-1])
 
 
-def _stopped(server: _Postgres, seconds: float) -> dict[str, Any]:
+def _stopped(server: PostgresServer, seconds: float) -> dict[str, Any]:
     """Both loads for `seconds`, in the middle of which the server is stopped."""
     before = _count_rows(server.url)
     stopped_s = min(STOPPED_S, seconds / 2)
