@@ -126,6 +126,23 @@ def test_recording_goes_on_while_the_ledger_is_stuck(make: Callable[..., Recorde
     assert ledger.kept == entries(501)
 
 
+def test_what_is_recorded_during_a_write_waits_for_the_next_one(
+    make: Callable[..., Recorder], ledger: FakeLedger
+) -> None:
+    recorder = make(flush_interval_s=NEVER_S)
+
+    def record_another(written: Sequence[LedgerEntry]) -> None:
+        if len(ledger.batches) < 50:
+            recorder.record(an_entry(job_id=f"after {written[0].job_id}"))
+
+    ledger.fail = record_another
+    recorder.record(an_entry())
+    for number in range(1, 4):
+        assert recorder.flush(PATIENCE_S)
+        assert (recorder.written, recorder.accepted) == (number, number + 1)
+    ledger.fail = lambda _: None
+
+
 def test_a_flush_with_nothing_to_write_returns_at_once(make: Callable[..., Recorder]) -> None:
     assert make().flush(0.0)
 

@@ -100,8 +100,8 @@ GROUP = MutantGroup(
         Mutant(
             "buffered entries are dropped at close",
             "ledger/recorder.py",
-            "                while batch := self._take_batch():\n",
-            "                while not closing and (batch := self._take_batch()):\n",
+            "                waiting = len(self._buffer)\n",
+            "                waiting = 0 if closing else len(self._buffer)\n",
             _RECORDER,
         ),
         Mutant(

@@ -153,16 +153,20 @@ class Recorder:
                     self._flush_requested.clear()
                     self._wake.clear()
                     self._is_woken = False
-                while batch := self._take_batch():
+                # What is recorded meanwhile waits for the next interval: few large transactions cost less than many.
+                waiting = len(self._buffer)
+                while waiting:
+                    batch = self._take_batch(waiting)
+                    waiting -= len(batch)
                     self._write(batch)
                 if closing:
                     return
         finally:
             self._ledger.close()
 
-    def _take_batch(self) -> list[Record]:
+    def _take_batch(self, waiting: int) -> list[Record]:
         buffer = self._buffer
-        return [buffer.popleft() for _ in range(min(len(buffer), self._max_batch))]
+        return [buffer.popleft() for _ in range(min(waiting, self._max_batch))]
 
     def _write(self, batch: list[Record]) -> None:
         """Return when every entry of the batch is written or dropped."""

@@ -106,8 +106,10 @@ def _engine(url: URL) -> Engine:
     engine = create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False}, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
-    def set_timeout(connection, _record) -> None:  # type: ignore[no-untyped-def]
+    def set_up(connection, _record) -> None:  # type: ignore[no-untyped-def]
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        # An INSERT of many rows keeps a journal of its own in case it fails halfway: in memory, not in a new file each.
+        connection.execute("PRAGMA temp_store = MEMORY")
 
     return engine
 
