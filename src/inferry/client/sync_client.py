@@ -42,7 +42,7 @@ class LoopThread:
             loop.call_soon_threadsafe(begin)
             return result.result()
         except BaseException:
-            # An interrupt may come at any point. Callbacks run in order: if `begin` was scheduled, it has run by then.
+            # An interrupt may come at any point. Callbacks run in order, so a `begin` that was scheduled runs first.
             if not result.done():
                 loop.call_soon_threadsafe(lambda: tasks[0].cancel() if tasks else work.close())
             raise
