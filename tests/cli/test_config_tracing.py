@@ -49,6 +49,18 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
         make_tracing(config, SystemClock(), Metrics([], []))
 
 
+def test_the_value_of_a_variable_is_trimmed_and_must_fit_in_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TracingConfig(endpoint="http://127.0.0.1:1/v1/traces", headers={"authorization": "$OTLP_TOKEN"})
+    assert config.header_values({"OTLP_TOKEN": " Bearer s3cret\n"}) == {"authorization": "Bearer s3cret"}
+    for value in ("Bearer s3\ncret", "Bearer s3crét", "\n"):
+        monkeypatch.setenv("OTLP_TOKEN", value)
+        with pytest.raises(ConfigError, match="OTLP_TOKEN is not set, or has characters no header may have") as raised:
+            make_tracing(config, SystemClock(), Metrics([], []))
+        assert "Bearer" not in str(raised.value)
+    with pytest.raises(ConfigError, match="invalid name or value"):
+        parse({"tracing": {"headers": {"authorization": " Bearer s3cret"}}})
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "inferry.observe.tracing.exporter", raising=False)

@@ -138,3 +138,15 @@ def a_server(body: bytes) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("top", "--once")])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:abc", "http://[::1", "http://exa mple:1"])
+def test_an_address_that_is_none_is_named(command: tuple[str, ...], url: str) -> None:
+    code, text = inferry(*command, "--url", url)
+    assert (code, "http://HOST:PORT" in text) == (2, True), text
+
+
+def test_a_host_name_that_cannot_exist_is_not_reached() -> None:
+    code, text = inferry("doctor", "--url", f"http://{'a' * 300}:1", "--admin-key", KEY)
+    assert (code, "cannot reach" in text) == (1, True), text

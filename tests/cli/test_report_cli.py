@@ -85,3 +85,18 @@ def test_an_unknown_report_is_named_with_the_known_ones(run: Command) -> None:
     result = run("everything")
     assert result.exit_code == 2
     assert "breaches" in result.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("breaches", "--budget", "inf"),
+        ("breaches", "--since", "1000000w", "--until", "999999w"),
+        ("compare", "--before-since", "999999999w"),
+        ("compare", "--before-since", "1d", "--before-until", "2d"),
+    ],
+)
+def test_what_no_report_can_be_of_is_refused(run: Command, options: tuple[str, ...]) -> None:
+    found = run(*options)
+    assert found.exit_code == 2, found.output
+    assert found.exception is None or isinstance(found.exception, SystemExit)

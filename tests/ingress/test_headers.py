@@ -38,7 +38,8 @@ def test_a_keys_default_lane_comes_before_its_tenants_and_never_above_what_it_ma
 def test_an_id_has_up_to_256_characters_and_an_empty_one_is_none() -> None:
     assert identifier({b"x": b"a" * 256}, b"x") == "a" * 256
     assert identifier({b"x": b""}, b"x") is None
-    for wrong in (b"a" * 257, b"a b", b"\x7f", b"\xe9"):
+    assert identifier({b"x": b"..."}, b"x") == "..."
+    for wrong in (b"a" * 257, b"a b", b"\x7f", b"\xe9", b".", b".."):
         with pytest.raises(InvalidRequest):
             identifier({b"x": wrong}, b"x")
 

@@ -1,5 +1,6 @@
 """`/v1/runs`: details, listing, finishing and cancelling."""
 
+import base64
 import http.client
 import threading
 import time
@@ -17,6 +18,8 @@ from inferry.ingress.run_tools import ToolReports, ToolUse
 from inferry.ledger.stores.attempts import AttemptStore
 from support.scripted_gateway import ScriptedGateway
 from support.serving import post
+
+TOO_LARGE = base64.urlsafe_b64encode(b'[1.0,"x",99999999999999999999999]').decode()
 
 
 class RunsGateway(ScriptedGateway):
@@ -207,6 +210,7 @@ def test_ids_in_paths_are_percent_decoded_slashes_too(gateway: RunsGateway) -> N
         ("GET", "/v1/runs?since=yesterday", 400),
         ("GET", "/v1/runs?cursor=nonsense", 400),
         ("GET", "/v1/runs?cursor=bnVsbA==", 400),
+        ("GET", f"/v1/runs/run/timeline?cursor={TOO_LARGE}", 400),
         ("GET", "/v1/runs?colour=red", 400),
         ("DELETE", "/v1/runs/run?wait_ms=99999999", 400),
         ("GET", "/v1/runsome", 404),

@@ -282,12 +282,12 @@ def test_the_cost_of_a_month_says_what_it_is_based_on(ledger: AttemptStore, quer
 def test_a_cell_that_begins_like_a_formula_is_text_in_a_spreadsheet(
     ledger: AttemptStore, queries: LedgerQueries
 ) -> None:
-    names = ["=1+1", "+1", "-1", "@sum", "plain", "a=b", 'quo"te', "two\nlines"]
+    names = ["=1+1", "+1", "-1", "@sum", "plain", "a=b", 'quo"te', "two\nlines", "a;=1+1"]
     for number, name in enumerate(names):
         ledger.append([an_entry(number, run_id=name, ended_at=MONDAY + number)])
     text = as_csv(queries.report("runs", a_period()))
     shown = {row["run"] for row in csv.DictReader(io.StringIO(text, newline=""))}
-    assert shown == {"'=1+1", "'+1", "'-1", "'@sum", "plain", "a=b", 'quo"te', "two\nlines"}
+    assert shown == {"'=1+1", "'+1", "'-1", "'@sum", "plain", "a=b", 'quo"te', "two\nlines", "a;'=1+1"}
     # Numbers stay numbers: a negative change is no formula.
     assert "2025-11-10T00:00:07+00:00" in text
 

@@ -75,7 +75,7 @@ GROUP = MutantGroup(
         Mutant(
             "the export queue grows without bound",
             "observe/tracing/exporter.py",
-            "if len(self._queue) >= self._max_queued or self._closing.is_set():",
+            "if waiting_jobs + _jobs_of(call) > self._max_queued or self._closing.is_set():",
             "if self._closing.is_set():",
             _TRACES,
         ),

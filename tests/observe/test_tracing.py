@@ -29,6 +29,7 @@ class Collector:
         self.entered = threading.Event()
         self.released = threading.Event()
         self.spans: list[ReadableSpan] = []
+        self.sizes: list[int] = []
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.entered.set()
@@ -36,6 +37,7 @@ class Collector:
         if self.result is None:
             raise RuntimeError("a collector's error")
         self.spans += spans
+        self.sizes.append(len(spans))
         return self.result
 
     def shutdown(self) -> None:
@@ -55,6 +57,29 @@ def test_the_export_queue_is_bounded_and_counts_what_it_drops() -> None:
     assert (exporter.exported, exporter.failed, len(collector.spans)) == (3, 0, 3)
     exporter.export(a_call())
     assert exporter.dropped_calls == 4
+
+
+def test_the_jobs_of_calls_bound_the_queue_and_the_spans_bound_a_request() -> None:
+    def a_call_of(jobs: int) -> CallTrace:
+        call = a_call()
+        for number in range(jobs):
+            job = JobTrace(call, 1 << 20 << number)
+            job.request = {"api": "embeddings", "choices": 1}
+            job.entries.append(an_entry(queue_ms=1.0, first_token_ms=5.0, total_ms=5.0))
+            call.jobs.append(job)
+        return call
+
+    collector = Collector()
+    exporter = SpanExporter(collector, "inferry", "1", max_queued=6, max_batch=4, interval_s=0.01)
+    exporter.export(a_call())
+    assert collector.entered.wait(120)
+    for jobs in (4, 3, 2):
+        exporter.export(a_call_of(jobs))
+    assert exporter.dropped_calls == 1
+    collector.released.set()
+    exporter.close(120)
+    assert exporter.exported == 1 + (1 + 4 * 3) + (1 + 2 * 3)
+    assert max(collector.sizes) == 4
 
 
 def test_an_exporter_that_raises_or_fails_counts_its_spans() -> None:

@@ -51,18 +51,14 @@ def ask_or_raise(
     timeout_s: float | None = TIMEOUT_S,
 ) -> Any:
     """The gateway's JSON answer to a request, with `body` as JSON. Raises GatewayProblem."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise typer.BadParameter("must be of the form http://HOST:PORT", param_hint="--url")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = _connection(url, timeout_s)
     key = admin_key or os.environ.get(ADMIN_KEY)
-    connection = kind(parts.hostname, parts.port, timeout=timeout_s)
     sent = None if body is None else msgspec.json.encode(body)
     try:
         connection.request(method, path, sent, {"authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()
         received = response.read()
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: an impossible host name
         raise GatewayProblem(f"cannot reach {url}: {error}") from None
     except ValueError:
         raise GatewayProblem("the admin key has characters that no header may have") from None
@@ -80,3 +76,14 @@ def ask_or_raise(
     if not isinstance(answer, dict):
         raise GatewayProblem(f"{url} is not an Inferry gateway")
     return answer
+
+
+def _connection(url: str, timeout_s: float | None) -> http.client.HTTPConnection:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            return kind(parts.hostname, parts.port, timeout=timeout_s)
+    except (ValueError, http.client.InvalidURL):
+        pass
+    raise typer.BadParameter("must be of the form http://HOST:PORT", param_hint="--url")

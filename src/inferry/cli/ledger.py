@@ -25,7 +25,7 @@ from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import console
 from inferry.domain.ledger import LedgerEntry, LedgerUnusable, Outcome
 from inferry.domain.prices import NANOS_PER_UNIT, Price
-from inferry.domain.reports import RunBudget
+from inferry.domain.reports import MAX_ROWS, RunBudget
 from inferry.ledger.copying import copy_ledger
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.reports import RunSummary, TenantSummary
@@ -72,7 +72,7 @@ class RunFilter(TenantFilter, frozen=True, kw_only=True):
     """Which runs to report."""
 
     run: Annotated[str | None, typer.Option(help="Only this run.")] = None
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 20
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows.")] = 20
 
 
 def ledger_app(default_url: DefaultUrl = url_from_environment, basis_of: BasisOf | None = None) -> typer.Typer:

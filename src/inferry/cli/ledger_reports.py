@@ -16,6 +16,7 @@ from inferry.cli.terminal import console, fail
 from inferry.domain.errors import ReportTimeout
 from inferry.domain.prices import Price
 from inferry.domain.reports import (
+    MAX_BUDGET,
     MAX_PERIOD_S,
     MAX_ROWS,
     REPORTS,
@@ -27,6 +28,7 @@ from inferry.domain.reports import (
     as_csv,
     as_json,
     default_period,
+    is_period,
 )
 from inferry.ledger.queries import LedgerQueries
 
@@ -53,7 +55,8 @@ class ReportFilter(Struct, frozen=True, kw_only=True):
         float | None, _ago("before-until", "compare: end of the earlier period; default: begin of the later one.")
     ] = None
     budget: Annotated[
-        float | None, typer.Option(min=0, help="Budget per run in money, instead of the tenants' run_money_ceiling.")
+        float | None,
+        typer.Option(min=0, max=MAX_BUDGET, help="Budget per run in money, instead of the tenants' run_money_ceiling."),
     ] = None
     limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows.")] = _TERMINAL_ROWS
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV instead of a table.")] = False
@@ -91,7 +94,10 @@ def show_report(
     if name not in REPORTS:
         fail(f"unknown report; there are {', '.join(REPORTS)}")
     query = only.query(name, budgets, prices, time.time())
-    if not 0 < query.until - query.since <= MAX_PERIOD_S:
+    periods = [(query.since, query.until)]
+    if query.before_since is not None:
+        periods.append((query.before_since, query.since if query.before_until is None else query.before_until))
+    if not all(is_period(*one) for one in periods):
         fail(f"the period must begin before it ends and last at most {MAX_PERIOD_S / 86_400:.0f} days")
     try:
         report = ledger.report(name, query)

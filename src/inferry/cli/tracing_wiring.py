@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inferry._version import __version__
 from inferry.cli.config.schema import ConfigError
-from inferry.cli.config.tracing import TracingConfig, missing_variables
+from inferry.cli.config.tracing import TracingConfig, unusable_variables
 from inferry.domain.clock import Clock
 from inferry.observe.metrics import Metrics
 from inferry.observe.tracing.tracer import Tracer
@@ -26,8 +26,10 @@ def make_tracing(config: TracingConfig, clock: Clock, metrics: Metrics) -> Traci
     """The tracer and its exporter; None where no endpoint is configured."""
     if config.endpoint is None:
         return None
-    if missing := missing_variables(config):
-        raise ConfigError(f"tracing.headers: the environment variable {missing[0]} is not set")
+    if unusable := unusable_variables(config):
+        raise ConfigError(
+            f"tracing.headers: the environment variable {unusable[0]} is not set, or has characters no header may have"
+        )
     try:
         from inferry.observe.tracing.exporter import SpanExporter, otlp_exporter
     except ModuleNotFoundError as error:

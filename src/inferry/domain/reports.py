@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
@@ -13,12 +14,15 @@ from inferry.domain.tenants import Tenant
 
 Kind = Literal["text", "count", "number", "ratio", "percent", "money", "ms", "seconds", "time"]
 Cell = str | int | float | None
+_FORMULA = re.compile(r"(?:\A|(?<=[;\t\r\n]))(?=[=+\-@\t\r\n])")
+"""Begins of cells that are formulas. Some spreadsheets split at `;`, in quotes too."""
 
 DEFAULT_PERIOD_S = 7 * 86_400.0
 DEFAULT_WEEKS = 12
 MAX_PERIOD_S = 731 * 86_400.0
 DEFAULT_ROWS = 100
 MAX_ROWS = 10_000
+MAX_BUDGET = 1e9
 TIME_LIMIT_S = 20.0
 """Longest time that the database works on one report, in seconds."""
 
@@ -107,6 +111,11 @@ def default_period(
     return (end - length_s if since is None else since), end
 
 
+def is_period(since: float, until: float) -> bool:
+    """Whether a report can be of this period."""
+    return since >= 0 and 0 < until - since <= MAX_PERIOD_S
+
+
 def as_json(report: Report) -> dict[str, Any]:
     """The report as a JSON value, each row an object."""
     names = [column.name for column in report.columns]
@@ -134,7 +143,7 @@ def as_csv(report: Report) -> str:
 def _csv_cell(cell: Cell, kind: Kind) -> Cell:
     if isinstance(cell, str):
         # Clients choose ids: a spreadsheet would run a cell that begins like a formula.
-        return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else cell
+        return _FORMULA.sub("'", cell)
     if kind == "time" and cell is not None:
         return datetime.fromtimestamp(cell, UTC).isoformat(timespec="seconds")
     return cell

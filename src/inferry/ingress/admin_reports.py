@@ -9,6 +9,7 @@ from inferry.domain.errors import InvalidRequest, LedgerUnavailable, NotFound
 from inferry.domain.prices import Price
 from inferry.domain.reports import (
     DEFAULT_ROWS,
+    MAX_BUDGET,
     MAX_PERIOD_S,
     MAX_ROWS,
     REPORTS,
@@ -19,6 +20,7 @@ from inferry.domain.reports import (
     as_csv,
     as_json,
     default_period,
+    is_period,
 )
 from inferry.ingress.admin_endpoint import AdminEndpoint, Fail, Refuse, Text, check_names, read_number
 
@@ -35,7 +37,6 @@ PARAMETERS = {
     "format": "`json` or `csv`.",
 }
 _MAX_TENANT_CHARS = 256
-_MAX_BUDGET = 1e9
 
 
 class AdminReports(AdminEndpoint):
@@ -114,7 +115,7 @@ class AdminReports(AdminEndpoint):
             limit=int(read_number(query, "limit", 1, MAX_ROWS) or DEFAULT_ROWS),
             before_since=before_since,
             before_until=before_until,
-            budget=read_number(query, "budget", 0, _MAX_BUDGET),
+            budget=read_number(query, "budget", 0, MAX_BUDGET),
             budgets=self._budgets(),
             prices=self._prices,
         )
@@ -139,6 +140,6 @@ def _time(query: dict[str, str], name: str) -> float | None:
 
 
 def _check_period(name: str, since: float, until: float) -> None:
-    if not 0 < until - since <= MAX_PERIOD_S:
+    if not is_period(since, until):
         days = MAX_PERIOD_S / 86_400
         raise InvalidRequest(f"the period must begin before it ends and last at most {days:.0f} days", param=name)

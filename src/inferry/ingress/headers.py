@@ -9,7 +9,8 @@ from inferry.domain.errors import GatewayError, InvalidRequest, LaneNotAllowed, 
 from inferry.domain.lanes import Lane
 
 _TIERS: Final = {"default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
-_IDENTIFIER: Final = re.compile(r"[\x21-\x7e]{1,256}")
+# Not `.` and `..`, which clients remove from the path of a URL.
+_IDENTIFIER: Final = re.compile(r"(?!\.{1,2}\Z)[\x21-\x7e]{1,256}")
 
 
 def lane_of(headers: Mapping[bytes, bytes], tier: str | None, caller: Caller) -> Lane:
@@ -52,7 +53,8 @@ def identifier(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
     text = value.decode("latin-1")
     if _IDENTIFIER.fullmatch(text) is None:
         shown = name.decode()
-        raise InvalidRequest(f"`{shown}` must be 1 to 256 printable ASCII characters without spaces", param=shown)
+        rule = "must be 1 to 256 printable ASCII characters without spaces, and not `.` or `..`"
+        raise InvalidRequest(f"`{shown}` {rule}", param=shown)
     return text
 
 

@@ -13,7 +13,7 @@ RETRY_AFTER_S = 2.0
 
 @contextmanager
 def as_client_errors() -> Iterator[None]:
-    """Raises LedgerUnavailable, and InvalidRequest for a text that the database cannot hold."""
+    """Raises LedgerUnavailable, and InvalidRequest for a text or number that the database cannot hold."""
     try:
         yield
     except (LedgerFileLost, LedgerUnusable):
@@ -21,6 +21,9 @@ def as_client_errors() -> Iterator[None]:
     except DataError:
         # PostgreSQL stores no NUL character.
         raise InvalidRequest("an id or name contains a character that cannot be stored") from None
+    except OverflowError:
+        # SQLite's integers have 64 bits.
+        raise InvalidRequest("a number is too large to be stored") from None
     except DBAPIError as error:
         # Its own text may quote a statement; the parameters are hidden by the engine.
         name = type(error.orig).__name__

@@ -9,7 +9,7 @@ from msgspec import Struct
 from inferry.cli.config.checks import check_positive, check_range, check_url
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
-_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+_HEADER_VALUE = re.compile(r"([\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?)?")
 
 
 class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,9 +31,10 @@ class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Maximum time of one export request and its retries, in seconds."""
 
     def header_values(self, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The headers with the values of environment variables."""
+        """The headers with the values of environment variables, without blanks and line ends around them."""
         return {
-            name: env.get(value[1:], "") if value.startswith("$") else value for name, value in self.headers.items()
+            name: env.get(value[1:], "").strip() if value.startswith("$") else value
+            for name, value in self.headers.items()
         }
 
 
@@ -49,6 +50,12 @@ def check_tracing(config: TracingConfig) -> Iterator[str]:
             yield "tracing.headers has an invalid name or value"
 
 
-def missing_variables(config: TracingConfig, env: Mapping[str, str] = os.environ) -> list[str]:
-    """The environment variables that headers name and that are not set."""
-    return [value[1:] for value in config.headers.values() if value.startswith("$") and not env.get(value[1:])]
+def unusable_variables(config: TracingConfig, env: Mapping[str, str] = os.environ) -> list[str]:
+    """The environment variables that headers name and that are not set, or hold what no header may have. HTTP clients
+    would quote such a value in their errors."""
+    values = config.header_values(env)
+    return [
+        given[1:]
+        for name, given in config.headers.items()
+        if given.startswith("$") and (not values[name] or not _HEADER_VALUE.fullmatch(values[name]))
+    ]

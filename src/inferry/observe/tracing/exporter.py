@@ -1,7 +1,8 @@
 """Exports spans over OTLP/HTTP in batches, from a thread of its own.
 
-Only the event loop calls `export`; only the thread calls the OTLP exporter. At most `max_queued` calls wait; later ones
-are dropped and counted, and so are spans that the collector does not accept. Nothing here raises into a call.
+Only the event loop calls `export`; only the thread calls the OTLP exporter. At most `max_queued` jobs wait with their
+calls; later calls are dropped and counted, and so are spans that the collector does not accept. A request has at most
+`max_batch` spans, however many a call has. Nothing here raises into a call.
 """
 
 import logging
@@ -22,6 +23,11 @@ from inferry.observe.tracing.spans import SpanData, spans_of
 
 log = logging.getLogger(__name__)
 
+# It quotes a client's malformed `tracestate` as a warning.
+logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
+
+SPANS_OF_A_CALL = 5
+"""Of one job and one attempt."""
 _KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 
 
@@ -47,7 +53,7 @@ class SpanExporter:
         version: str,
         *,
         max_queued: int = 4096,
-        max_batch: int = 128,
+        max_batch: int = 512,
         interval_s: float = 1.0,
     ) -> None:
         self._exporter = exporter
@@ -59,7 +65,10 @@ class SpanExporter:
         self._queue: deque[CallTrace] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
-        # One writer each: calls are dropped on the event loop, spans are exported and lost in the thread.
+        # One writer each: jobs are queued and calls dropped on the event loop; the thread takes jobs, exports and loses
+        # spans.
+        self._queued_jobs = 0
+        self._taken_jobs = 0
         self._dropped_calls = 0
         self._failed = 0
         self._exported = 0
@@ -83,11 +92,13 @@ class SpanExporter:
 
     def export(self, call: CallTrace) -> None:
         """Queue the spans of a call. Never blocks."""
-        if len(self._queue) >= self._max_queued or self._closing.is_set():
+        waiting_jobs = self._queued_jobs - self._taken_jobs
+        if waiting_jobs + _jobs_of(call) > self._max_queued or self._closing.is_set():
             self._dropped_calls += 1
             return
+        self._queued_jobs += _jobs_of(call)
         self._queue.append(call)
-        if len(self._queue) >= self._max_batch and not self._wake.is_set():
+        if len(self._queue) * SPANS_OF_A_CALL >= self._max_batch and not self._wake.is_set():
             self._wake.set()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -106,8 +117,13 @@ class SpanExporter:
             self._wake.clear()
             closing = self._closing.is_set()
             while self._queue:
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._max_batch))]
-                self._send([span for call in batch for span in self._spans(call)])
+                spans: list[ReadableSpan] = []
+                while self._queue and len(spans) < self._max_batch:
+                    call = self._queue.popleft()
+                    self._taken_jobs += _jobs_of(call)
+                    spans += self._spans(call)
+                for first in range(0, len(spans), self._max_batch):
+                    self._send(spans[first : first + self._max_batch])
             if closing:
                 self._exporter.shutdown()
                 return
@@ -148,3 +164,7 @@ class SpanExporter:
             )
 
         return [readable(span) for span in spans_of(call)]
+
+
+def _jobs_of(call: CallTrace) -> int:
+    return max(1, len(call.jobs))
