@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from inferry.cli.election_wiring import ClusterMember
 from inferry.cluster.election import Election
 from inferry.cluster.ownership import Claim, InMemoryOwnership, Owner, OwnershipLease
@@ -59,7 +61,7 @@ class FailingRole:
         raise AssertionError
 
 
-def test_a_gateway_that_cannot_own_the_workers_resigns() -> None:
+def test_a_gateway_that_cannot_own_the_workers_resigns(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         authority, role = Authority(), FailingRole()
         lease = OwnershipLease("workers", "a", "a:1", 0.03)
@@ -73,6 +75,9 @@ def test_a_gateway_that_cannot_own_the_workers_resigns() -> None:
         assert authority.resigned == [first, second]
 
     asyncio.run(asyncio.wait_for(scenario(), 100))
+    (problem,) = [record for record in caplog.records if "cannot change the role" in record.message]
+    assert problem.message.endswith("the port is in use")
+    assert not problem.exc_info
 
 
 def test_a_closing_gateway_claims_nothing_and_resigns_last() -> None:

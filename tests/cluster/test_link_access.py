@@ -208,3 +208,10 @@ def test_messages_of_one_turn_leave_in_one_frame_and_long_ones_do_not_wait(tmp_p
         end._stop()
 
     run(scenario())
+
+
+def test_a_frame_that_is_nested_too_deeply_is_refused_like_any_other() -> None:
+    nested = b"\x91\x95\x01\x04\xc4\x00\xc0" + b"\x91" * 3000
+    for payload in (nested, b"\xc1", b""):
+        with pytest.raises(frames.FrameError):
+            frames.decode_frame(payload)

@@ -11,11 +11,12 @@ import pytest
 from durable.async_work import OK
 from durable.queue_world import World, a_world
 from inferry.domain.callers import Caller
+from inferry.domain.errors import InvalidRequest
 from inferry.domain.ledger import GpuTimeRow, LedgerEntry
 from inferry.domain.tenants import Tenant
 from inferry.durable.execute import CallAnswer
 from inferry.durable.gateway_work import GPU_TIME_ROWS, CollectedRows, GatewayWork, NoGateway
-from inferry.durable.pulled_work import EndedWork, LoadedWork, Message, PulledWork, WorkReport
+from inferry.durable.pulled_work import MAX_NUMBER, EndedWork, LoadedWork, Message, PulledWork, WorkReport
 from inferry.durable.work_runner import WorkRefused
 from ledger.builders import an_entry
 from support.virtual_time import run_virtual
@@ -158,6 +159,50 @@ def test_the_cost_is_that_of_the_jobs_own_model() -> None:
             assert (row.model, row.tenant, row.cost_nanos) == ("far", "t", 15)
 
     run_virtual(scenario())
+
+
+def test_numbers_that_no_gateway_would_write_are_not_believed() -> None:
+    async def scenario() -> None:
+        async with a_gateway({"job_1": 100}, wall=lambda: 5000.0) as (_, gateway, _work):
+            entry = an_entry(
+                "job_1-0", model="far", prompt_tokens=-1_000_000, output_tokens=10**30, total_ms=1e300, ended_at=1e300
+            )
+            row = GpuTimeRow(worker="w", started_at=4000.0, kind="decode", ended_at=9000.0, gpu_seconds=-1.0)
+            await gateway.pulled.answer(WorkReport(id="job_1", answer=OK, entries=(entry,), gpu_time=(row,)))
+            gpu_time, written = gateway.recorded
+            assert isinstance(gpu_time, GpuTimeRow)
+            assert (gpu_time.started_at, gpu_time.ended_at, gpu_time.gpu_seconds) == (4000.0, 5000.0, 0.0)
+            assert isinstance(written, LedgerEntry)
+            assert (written.prompt_tokens, written.output_tokens, written.total_ms) == (0, MAX_NUMBER, MAX_NUMBER)
+            assert written.ended_at == 5000.0
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CallAnswer(status=-7, body=b"{}"),
+        CallAnswer(status=600, body=b"{}"),
+        CallAnswer(status=200, body=b"{}", request_id="a\0"),
+        CallAnswer(status=400, body=b"{}", code="\0"),
+    ],
+)
+def test_an_answer_that_no_call_has_is_refused(answer: CallAnswer) -> None:
+    async def scenario() -> None:
+        async with a_gateway({"job_1": 100}) as (world, gateway, _):
+            with pytest.raises(InvalidRequest):
+                await gateway.pulled.answer(WorkReport(id="job_1", answer=answer))
+            assert world.status("job_1") == "in_progress"
+            await gateway.pulled.answer(WorkReport(id="job_1", answer=OK))
+            assert world.status("job_1") == "completed"
+
+    run_virtual(scenario())
+
+
+def test_a_number_of_tries_is_bounded() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        _decoder.decode(b'{"do":"try","id":"job_1","tries":1099511627776}')
 
 
 def test_rows_of_gpu_time_are_sent_in_parts() -> None:

@@ -13,6 +13,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from inferry.cli.config.checks import check_url
+from inferry.cli.config.cluster import redis_url_problem
+from inferry.cli.config.environment import WORKER_KEY
 from inferry.cli.config.loader import load, parse
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.workers import HTTP_KINDS, UnsaltedWorkerConfig
@@ -21,7 +24,6 @@ from inferry.domain.ledger_urls import IN_MEMORY
 
 log = logging.getLogger("inferry")
 
-KEY_VARIABLE = "INFERRY_WORKER_KEY"
 REDIS_VARIABLE = "INFERRY_CLUSTER__REDIS"
 MIN_KEY_CHARS = 16
 _UNSALTED_KINDS = {kind.__struct_config__.tag for kind in HTTP_KINDS if issubclass(kind, UnsaltedWorkerConfig)}
@@ -60,23 +62,35 @@ def worker(
         str | None, typer.Option("--name", help="Name of this worker in metrics and the ledger; default: the host's.")
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Calls in flight.")] = 64,
-    drain_s: Annotated[float, typer.Option("--drain-s", help="Seconds that running calls get after SIGTERM.")] = 30.0,
+    drain_s: Annotated[
+        float, typer.Option("--drain-s", min=0, max=86_400, help="Seconds that running calls get after SIGTERM.")
+    ] = 30.0,
     log_level: Annotated[str, typer.Option(help="Log level: debug, info, warning or error.")] = "info",
 ) -> None:
     """Run batch items and async jobs of `cluster.pull_models` on this host's engine, until SIGTERM."""
     configure_logging(log_level)
     name = name or socket.gethostname()
     redis = redis or os.environ.get(REDIS_VARIABLE)
-    key = os.environ.get(KEY_VARIABLE, "")
+    key = os.environ.get(WORKER_KEY, "")
     if redis is None or not gateway:
         fail("--redis and --gateway are required")
     if len(key) < MIN_KEY_CHARS:
-        fail(f"{KEY_VARIABLE} must have the gateways' worker key (cluster.worker_key_env)")
+        fail(f"{WORKER_KEY} must have the gateways' worker key (cluster.worker_key_env)")
     try:
+        check_addresses(redis, gateway)
         config = worker_config(config_file, upstream, kind, isolation, model, name)
         asyncio.run(_run(config, redis, gateway, key, name, concurrency, drain_s))
     except ConfigError as error:
         fail(str(error))
+
+
+def check_addresses(redis: str, gateways: list[str]) -> None:
+    """Raises ConfigError."""
+    if (problem := redis_url_problem(redis)) is not None:
+        raise ConfigError(f"--redis {problem}")
+    for url in gateways:
+        if (problem := check_url(url)) is not None:
+            raise ConfigError(f"--gateway {problem}")
 
 
 def worker_config(
@@ -88,7 +102,9 @@ def worker_config(
     if upstream is None:
         if isolation is not None:
             raise ConfigError("--isolation belongs to --upstream; with --config it is a key of `workers`")
-        return msgspec.structs.replace(load(file), ledger=IN_MEMORY)
+        # Redis is the command's own option: as a key of the configuration it would make this a gateway.
+        env = {name: text for name, text in os.environ.items() if name != REDIS_VARIABLE}
+        return msgspec.structs.replace(load(file, env), ledger=IN_MEMORY)
     if isolation is None and kind in _UNSALTED_KINDS:
         raise ConfigError(
             f"an engine of kind {kind} cannot salt its prefix cache, so tenants would share it: give --isolation none, "

@@ -96,8 +96,10 @@ class Election:
                 owner = self.lease.owner
                 try:
                     await self._act(owner)
-                except Exception:
-                    log.exception("cannot change the role of this gateway")
+                except Exception as error:
+                    # An OSError is about an address, such as one at which this host cannot listen.
+                    is_expected = isinstance(error, OSError)
+                    log.error("cannot change the role of this gateway: %s", error, exc_info=not is_expected)
                     # Another gateway may be able to own the workers. The next ownership has another epoch.
                     if owner.gateway == self.lease.gateway and await self._resign(owner):
                         self._acts_for = owner

@@ -343,5 +343,5 @@ def decode_frame(payload: bytes | memoryview) -> list[Message]:
     """Raises FrameError."""
     try:
         return _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise FrameError(f"invalid frame of {len(payload)} bytes ({type(error).__name__})") from None

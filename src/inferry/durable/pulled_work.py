@@ -4,13 +4,16 @@ Belongs to one event loop. A pull-worker reads ids from the queue; the content o
 Identity, lane and price of a result come from the database and the configuration, not from the pull-worker.
 """
 
+import math
+import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, TypeVar
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
 
 from inferry.domain.callers import Caller
-from inferry.domain.errors import GatewayError, ModelNotAllowed
+from inferry.domain.errors import GatewayError, InvalidRequest, ModelNotAllowed
 from inferry.domain.ledger import GpuTimeRow, LedgerEntry
 from inferry.durable.execute import CallAnswer
 from inferry.durable.provider_requests import has_ceilings
@@ -24,6 +27,8 @@ LOADED_AT_ONCE = 16
 MAX_BODY_BYTES = 128 * 1024 * 1024
 """Work with a larger body is given up. Pull-workers take answers of twice this size."""
 MAX_PROBLEM_CHARS = 200
+MAX_NUMBER = 10**12
+"""Largest count, duration or number of GPU-seconds that is believed."""
 
 
 class WorkRequest(Struct, kw_only=True, tag_field="do", tag="load"):
@@ -43,7 +48,7 @@ class TryReport(Struct, kw_only=True, tag_field="do", tag="try"):
     """The next try of work begins."""
 
     id: str
-    tries: int
+    tries: Annotated[int, Meta(ge=0, le=10_000)]
 
 
 class WorkReport(Struct, kw_only=True, tag_field="do", tag="finish"):
@@ -70,6 +75,7 @@ class EndedWork(Struct):
     ended: list[str]
 
 
+RowT = TypeVar("RowT", LedgerEntry, GpuTimeRow)
 Message = WorkRequest | OpenRequest | TryReport | WorkReport
 Reply = LoadedWork | EndedWork
 
@@ -90,6 +96,7 @@ class PulledWork:
         max_bytes: int | None = None,
         loaded_bytes: int = LOADED_BYTES,
         max_body_bytes: int = MAX_BODY_BYTES,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._source = source
         self._models = frozenset(models)
@@ -99,9 +106,10 @@ class PulledWork:
         self._max_bytes = max_bytes
         self._loaded_bytes = loaded_bytes
         self._max_body_bytes = max_body_bytes
+        self._wall = wall
 
     async def answer(self, message: Message) -> Reply:
-        """Do what a pull-worker asks. Raises ModelNotAllowed."""
+        """Do what a pull-worker asks. Raises ModelNotAllowed, and InvalidRequest for an answer that no call has."""
         match message:
             case WorkRequest():
                 return await self._load(message)
@@ -159,8 +167,14 @@ class PulledWork:
         return None
 
     async def _finish(self, report: WorkReport) -> None:
+        answer = report.answer
+        if answer is not None and not 100 <= answer.status <= 599:
+            raise InvalidRequest("the status of an answer must be between 100 and 599")
+        texts = (report.problem,) if answer is None else (report.problem, answer.code, answer.request_id)
+        if any(text is not None and "\0" in text for text in texts):
+            raise InvalidRequest("a text has a character that cannot be stored")
         for row in report.gpu_time:
-            self._record(row)
+            self._record(self._believed(row))
         for work in await self._known([report.id]):
             for entry in report.entries:
                 if entry.job_id.startswith(f"{work.id}-"):
@@ -178,9 +192,18 @@ class PulledWork:
         found = (await self._source.load(ids)).values() if ids else ()
         return [work for work in found if model_in(work.body) in self._models]
 
+    def _believed(self, row: RowT) -> RowT:
+        """The row with numbers that no gateway would write replaced: negative ones, huge ones, an end in the future."""
+        changes: dict[str, Any] = {}
+        for name, value in asdict(row).items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value <= MAX_NUMBER:
+                changes[name] = type(value)(MAX_NUMBER if value > 0 and math.isfinite(value) else 0)
+        changes["ended_at"] = min(changes.get("ended_at", row.ended_at), self._wall())
+        return replace(row, **changes)
+
     def _charged(self, work: StoredWork, entry: LedgerEntry) -> LedgerEntry:
         charged = replace(
-            entry,
+            self._believed(entry),
             tenant=work.tenant,
             key_id=work.key_id,
             run_id=work.run_id,

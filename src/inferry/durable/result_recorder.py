@@ -9,11 +9,14 @@ import logging
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from inferry.domain.errors import InvalidRequest
 from inferry.durable.executor import StoreExecutor
 
 log = logging.getLogger(__name__)
 
 INITIAL_RETRY_S, MAX_RETRY_S = 0.05, 2.0
+UNSTORABLE = (InvalidRequest, ValueError, OverflowError)
+"""Raised for a text or number that the database does not have."""
 
 
 RecordT = TypeVar("RecordT")
@@ -27,7 +30,8 @@ class ResultRecorder(Generic[RecordT]):
     """Belongs to one event loop. A record is in the database when `record` returns.
 
     A write that fails is repeated until it succeeds. Callers wait meanwhile, so memory stays bounded by their number.
-    `write_ledger` returns when the ledger has the rows of all calls that have ended. It blocks.
+    A record that can never be stored is left out, and `record` raises why. `write_ledger` returns when the ledger has
+    the rows of all calls that have ended. It blocks.
     """
 
     def __init__(
@@ -63,10 +67,7 @@ class ResultRecorder(Generic[RecordT]):
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                await self._write_with_retry([record for record, _ in batch])
-                for _, written in batch:
-                    if not written.done():
-                        written.set_result(None)
+                await self._write_with_retry(batch)
         finally:
             self._task = None
 
@@ -74,13 +75,33 @@ class ResultRecorder(Generic[RecordT]):
         self._write_ledger()
         self._store.record(records)
 
-    async def _write_with_retry(self, records: list[RecordT]) -> None:
+    async def _write_with_retry(self, batch: list[tuple[RecordT, asyncio.Future[None]]]) -> None:
         delay_s = INITIAL_RETRY_S
         while True:
             try:
-                await self._executor.run(self._write_all, records)
+                await self._executor.run(self._write_all, [record for record, _ in batch])
+            except UNSTORABLE as error:
+                if len(batch) == 1:
+                    log.error("a result of stored work can never be stored: %s", type(error).__name__)
+                    _end(batch[0][1], error)
+                else:
+                    for one in batch:
+                        await self._write_with_retry([one])
                 return
             except Exception as error:
                 log.error("cannot write results of stored work (retry in %.2f s): %s", delay_s, type(error).__name__)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, MAX_RETRY_S)
+            else:
+                for _, written in batch:
+                    _end(written, None)
+                return
+
+
+def _end(written: asyncio.Future[None], error: Exception | None) -> None:
+    if written.done():
+        return
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)

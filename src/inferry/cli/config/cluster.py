@@ -12,6 +12,8 @@ from inferry.domain.ledger_urls import is_postgresql
 MIN_TTL_MS, MAX_TTL_MS = 300, 3000
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _SCHEMES = ("redis", "rediss", "unix")
+_DATABASE, _QUERY = re.compile(r"(/\d{0,4})?", re.ASCII), re.compile(r"(db=\d{1,4})?", re.ASCII)
+_REDIS_FORM = "must be of the form redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///PATH"
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +72,19 @@ def split_address(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
+def redis_url_problem(url: str) -> str | None:
+    """Why the URL is none of a Redis; without the URL, which may have a password."""
+    try:
+        parts = urlsplit(url)
+        is_socket = parts.scheme == "unix"
+        is_url = parts.scheme in _SCHEMES and bool(parts.path if is_socket else parts.hostname)
+        _ = parts.port
+    except ValueError:
+        return _REDIS_FORM
+    is_known = _QUERY.fullmatch(parts.query) and not parts.fragment and (is_socket or _DATABASE.fullmatch(parts.path))
+    return None if is_url and is_known else _REDIS_FORM
+
+
 def check_cluster(config: ClusterConfig, ledger: str) -> Iterator[str]:
     if config.redis is None:
         for name in ("name", "listen", "advertise", "secret_env", "pull_models", "worker_key_env"):
@@ -88,14 +103,8 @@ def check_cluster(config: ClusterConfig, ledger: str) -> Iterator[str]:
         yield "cluster.listen requires cluster.secret_env"
     if config.listen is None and (config.advertise is not None or config.secret_env is not None):
         yield "cluster.advertise and cluster.secret_env require cluster.listen"
-    try:
-        parts = urlsplit(config.redis)
-        is_url = parts.scheme in _SCHEMES and bool(parts.path if parts.scheme == "unix" else parts.hostname)
-        _ = parts.port
-    except ValueError:
-        is_url = False
-    if not is_url:
-        yield "cluster.redis must be of the form redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///PATH"
+    if (problem := redis_url_problem(config.redis)) is not None:
+        yield f"cluster.redis {problem}"
     if not is_postgresql(ledger):
         yield "cluster.redis requires a ledger in PostgreSQL: gateways that share limits share their ledger"
     if not MIN_TTL_MS <= config.ttl_ms <= MAX_TTL_MS:

@@ -11,13 +11,15 @@ from inferry.domain.lanes import Lane
 
 ENV_PREFIX = "INFERRY_"
 ADMIN_KEY = "INFERRY_ADMIN_KEY"
+WORKER_KEY = "INFERRY_WORKER_KEY"
+"""Read by `inferry worker`, and by gateways that name it; no configuration key."""
 
 
 def apply_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
     """INFERRY_SERVER__PORT=9000 sets server.port; values are read as YAML. An unknown name is an error."""
     raw = dict(raw)
     for name, text in env.items():
-        if not name.startswith(ENV_PREFIX):
+        if not name.startswith(ENV_PREFIX) or name == WORKER_KEY:
             continue
         if name == ADMIN_KEY:
             # Not read as YAML: a key that looks like a number is a string.
