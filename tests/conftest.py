@@ -1,5 +1,6 @@
 """Fixtures shared by several folders."""
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,22 @@ ONCE = ("prediction/test_wait_model.py", "prediction/test_wait_model_in_simulato
 """Long simulations that run once: the other tests of their folder cover the same decisions in both builds."""
 
 
+PLAIN_PASS = "plain or both"
+"""The marks of the pass in plain Python."""
+
+
+def runs_in_both(path: Path) -> bool:
+    name = path.relative_to(TESTS).as_posix()
+    return name not in ONCE and (name in BOTH or name.partition("/")[0] in BOTH)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The pass in plain Python imports only files that it runs tests of: all of them take half a minute."""
+    if config.getoption("markexpr") != PLAIN_PASS or not collection_path.name.startswith("test_"):
+        return None
+    return None if runs_in_both(collection_path) or "mark.plain" in collection_path.read_text() else True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         folder = item.path.parent.name
@@ -61,9 +78,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for item in items:
-        path = item.path.relative_to(TESTS).as_posix()
-        if path not in ONCE and (path in BOTH or path.partition("/")[0] in BOTH):
+        if runs_in_both(item.path):
             item.add_marker("both")
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of collected tests hold never becomes garbage: tests that collect garbage need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Engines in bfloat16 and float16, where the CPU can compute in them."""
 
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +37,8 @@ def test_a_dtype_that_ends_the_probe_is_refused_by_name() -> None:
         check_cpu_dtype("bfloat16", lambda dtype: -4)
 
 
-@cache
 def refusal(dtype: str) -> str | None:
-    """Why this CPU cannot compute in the dtype. A child process tries, once."""
+    """Why this CPU cannot compute in the dtype."""
     try:
         check_cpu_dtype(dtype)
     except UnsupportedDtype as refused:

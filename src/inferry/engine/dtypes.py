@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 from inferry.engine.config import Dtype
@@ -42,6 +43,8 @@ def check_cpu_dtype(dtype: str, probe: Callable[[str], int] | None = None) -> No
         )
 
 
+@cache
 def _probe(dtype: str) -> int:
+    """The status of the child process. It takes seconds, and the CPU stays the same."""
     command = [sys.executable, "-c", _PROBE.format(dtype=dtype)]
     return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode  # noqa: S603
