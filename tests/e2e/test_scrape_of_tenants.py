@@ -14,7 +14,7 @@ CALL = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello
 
 
 def call_as(gateway: ScriptedGateway, tenants: range) -> None:
-    """One call of each tenant, in a run of its own. A call is made again while the disk is too slow to reserve for it."""
+    """One call of each tenant, in a run of its own; once more while the disk is too slow to reserve for it."""
     with closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=120)) as connection:
         for number in tenants:
             headers = {"x-inferry-tenant": f"tenant-{number}", "x-inferry-run-id": f"run-{number}"}
