@@ -106,7 +106,10 @@ def test_choices_share_the_remaining_budget() -> None:
 def test_a_prompt_is_admitted_if_one_output_token_fits_beside_it() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     error = refusal(gate, caller, a_call(100, 5))
-    assert error.message == "the run's ceiling of 100 tokens is reached: 0 spent, 0 leased to calls in flight"
+    assert error.message == (
+        "the run's ceiling of 100 tokens leaves too little for this call's prompt and one output token: "
+        "0 spent, 0 leased to calls in flight"
+    )
     permit = admit(gate, caller, a_call(99, 5))
     assert (permit.output_cap, permit.granted_tokens) == (1, 1)
 
@@ -118,7 +121,8 @@ def test_a_refusal_names_ceiling_spending_and_leases() -> None:
     error = refusal(gate, caller, a_call(1_200, 50))
     assert isinstance(error, TenantBudgetExhausted)
     assert error.message == (
-        "the tenant's ceiling of 0.002 a day is reached: 0.0006 spent, 0.000260002 leased to calls in flight"
+        "the tenant's ceiling of 0.002 a day leaves too little for this call's prompt and one output token: "
+        "0.0006 spent, 0.000260002 leased to calls in flight"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from inferry.dispatch.outage_timeout import outage_error
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import GatewayError, NoWorker, QueueTimeout, WorkerLost, WorkerUnreachable
+from inferry.domain.errors import ConnectFailed, GatewayError, NoWorker, QueueTimeout, WorkerLost, WorkerUnreachable
 from inferry.domain.jobs import ResumeMode
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.plans import BatchPlan
@@ -47,6 +47,24 @@ def test_a_call_to_a_worker_that_died_while_idle_is_served_after_its_restart() -
             await house.until(lambda: worker.plans)
             worker.phase = Phase.DOWN
             await asyncio.sleep(20)
+            comes_back(worker)
+            assert isinstance((await read(stream))[1], Done)
+
+    run_virtual(scenario())
+
+
+def test_one_call_to_a_server_that_is_not_polled_and_accepts_no_connection_finds_its_worker_down() -> None:
+    async def scenario() -> None:
+        worker = FreezingWorker("a")
+        async with a_virtual_gateway(worker) as house:
+            worker.refuses = Failed("", ConnectFailed("connection refused"))  # and by its own word it is ready
+            began_at = asyncio.get_running_loop().time()
+            async with asyncio.timeout(600):
+                error = error_of((await read(house.submit()))[1])
+            assert type(error) is NoWorker
+            assert 30 <= asyncio.get_running_loop().time() - began_at < 40
+            assert house.phase(worker) is Phase.DOWN
+            stream = house.submit()
             comes_back(worker)
             assert isinstance((await read(stream))[1], Done)
 

@@ -166,11 +166,18 @@ def test_tenants_of_the_configuration_cannot_be_changed_at_runtime(tmp_path: Pat
     assert manager.snapshot().tenants == (CONFIGURED["acme"],), "a key of it makes no second one"
 
 
-def test_the_configuration_overrides_tenants_of_the_database(tmp_path: Path) -> None:
+def test_the_configuration_overrides_tenants_of_the_database_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = TenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     store.put_tenant(Tenant(name="acme", limits=Limits(max_concurrent=1000)))
     store.close()
-    assert a_watch(tmp_path).directory.tenants == CONFIGURED
+    watch = a_watch(tmp_path)
+    assert watch.directory.tenants == CONFIGURED
+    watch.manager.snapshot()
+    assert [record.getMessage() for record in caplog.records if "overrides" in record.msg] == [
+        "tenants.acme of the configuration overrides what the database has of this tenant"
+    ]
 
 
 def test_a_key_of_a_tenant_removed_from_the_configuration_is_refused(tmp_path: Path) -> None:

@@ -160,13 +160,21 @@ class Account:
         if in_money:
             ceiling, spent, leased = self.nano_ceiling, self.spent_nanos, self.leased_nanos
             return (
-                f"the {self.owner_kind}'s ceiling of {format_money(ceiling)}{self.kind} is reached: "
-                f"{format_money(spent)} spent, {format_money(leased)} leased to calls in flight"
+                f"the {self.owner_kind}'s ceiling of {format_money(ceiling)}{self.kind} "
+                f"{_how_full(ceiling, spent + leased)}: {format_money(spent)} spent, {format_money(leased)} leased to "
+                "calls in flight"
             )
         return (
-            f"the {self.owner_kind}'s ceiling of {self.token_ceiling} tokens{self.kind} is reached: "
-            f"{self.spent_tokens} spent, {self.leased_tokens} leased to calls in flight"
+            f"the {self.owner_kind}'s ceiling of {self.token_ceiling} tokens{self.kind} "
+            f"{_how_full(self.token_ceiling, self.spent_tokens + self.leased_tokens)}: {self.spent_tokens} spent, "
+            f"{self.leased_tokens} leased to calls in flight"
         )
+
+
+def _how_full(ceiling: int | None, used: int) -> str:
+    if ceiling is None or used >= ceiling:
+        return "is reached"
+    return "leaves too little for this call's prompt and one output token"
 
 
 class Tariff:

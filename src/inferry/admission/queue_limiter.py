@@ -189,7 +189,10 @@ class QueueLimiter:
             if client in slots:
                 slots.consume(client)
             return None
-        full = QueueFull(f"lane {lane.name} has {depth} jobs queued: queue full")
+        full = QueueFull(
+            f"queue full: lane {lane.name} has {depth} jobs, and new ones are refused from "
+            f"{self._newcomer_limits[lane]} on (high_watermark of queue_limit {self._queue_limits[lane]})"
+        )
         return self._with_retry_after(full, job, seconds_per_job, best_case_s_per_job, now)
 
     def _depth_limit(self, job: InferenceJob, client: _ClientKey, seconds_per_job: float, now: float) -> int:

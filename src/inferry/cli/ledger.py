@@ -143,7 +143,7 @@ def _show(rows: Sequence[Row], table: Callable[[Sequence[Row]], Table], *, as_js
     elif not rows:
         typer.echo("No matching rows." if filtered else "The ledger is empty.")
     else:
-        console(width=100).print(table(rows))
+        console(width=200).print(table(rows))
 
 
 # --- tables: names fold, so that they can be copied whole; numbers never wrap

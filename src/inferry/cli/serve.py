@@ -15,7 +15,7 @@ from inferry.cli import upgrade
 from inferry.cli.checkout import is_compiled
 from inferry.cli.config.checks import check_host
 from inferry.cli.config.schema import Config, ConfigError
-from inferry.cli.config.tenants import exposure_error
+from inferry.cli.config.tenants import advise_on_tenants, exposure_error
 from inferry.cli.listening import bind, inherited
 from inferry.cli.processes import Role, Supervisor
 from inferry.cli.sd_notify import READY, STOPPING, notify
@@ -64,6 +64,8 @@ def run_server(config: Config, host: str, port: int, processes: int = 1, config_
         if processes > 1:
             raise ConfigError("several processes cannot share a ledger in memory: set `ledger` to a file or a database")
         log.warning("the ledger is in memory: rows, keys and budgets are lost when the process ends")
+    for message in advise_on_tenants(config.tenants, config.prices, config.workers):
+        log.warning("%s", message)
     if processes > 1 and config.cluster.listen is not None:
         message = (
             "--workers does not go together with cluster.listen: on a host with several cores start several gateways"

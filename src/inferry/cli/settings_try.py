@@ -90,7 +90,8 @@ def predict(
     model = model or fitted_model(calls, EngineFlags())
     if model is None:
         raise SimulationSetupError(
-            f"the ledger has {len(calls)} calls of that time, too few to fit an engine model: name one with --model"
+            f"the ledger has {len(calls)} calls of that time, too few to fit an engine model: "
+            "name one with --model, or apply without a simulation (--no-try)"
         )
     targets = slo_targets_for(current.lane_policies())
     arms = [

@@ -15,7 +15,15 @@ from inferry.dispatch.supervisor import WorkerSupervisor
 from inferry.dispatch.values import HealthPolicy, WorkerReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import Draining, NotFound, Prefilled, WorkerLost, WorkerTimeout, WorkerUnreachable
+from inferry.domain.errors import (
+    ConnectFailed,
+    Draining,
+    NotFound,
+    Prefilled,
+    WorkerLost,
+    WorkerTimeout,
+    WorkerUnreachable,
+)
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ports import ModelCard, RunKeeper, TokenCounter, Worker
 from inferry.domain.streams import Done
@@ -200,8 +208,8 @@ class Pool:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def ended(self, attempt: Attempt, now: float) -> None:
-        """Count the job for or against its worker. One lost job may be the job's own fault; after several, the worker's
-        view says before this returns that it gets no more.
+        """Count the job for or against its worker. One lost job may be the job's own fault, but not a connection that
+        was not accepted; after several, the worker's view says before this returns that it gets no more.
         """
         supervisor = None if attempt.plan is None else self._supervisors.get(attempt.plan.worker)
         if supervisor is None:
@@ -214,7 +222,11 @@ class Pool:
             and end.error.can_failover
             and isinstance(end.error, WorkerLost | WorkerTimeout | WorkerUnreachable)
         ):
-            supervisor.lost(attempt.job.job_id)
+            job = attempt.job
+            if isinstance(end.error, ConnectFailed):
+                supervisor.lost(f"{job.job_id}/{job.attempt}", str(end.error))
+            else:
+                supervisor.lost(job.job_id, end.error.code)
         if supervisor.is_being_removed:
             supervisor.job_ended.set()
 

@@ -57,6 +57,7 @@ class WorkerSupervisor:
         self._on_change = on_change
         self._wake_event = asyncio.Event()
         self._probes = 0
+        self._last_loss = ""
         self._serves_chat = True
         self.view = self._effective_view()
         self.since = clock.wall()
@@ -66,8 +67,9 @@ class WorkerSupervisor:
         """Whether the worker reports that it is down, or its breaker has not closed since."""
         return self.breaker.state is not BreakerState.CLOSED or self.worker.view().phase is Phase.DOWN
 
-    def lost(self, job_id: str) -> None:
+    def lost(self, job_id: str, cause: str) -> None:
         """A job was lost on the worker. After too many, it gets no more from this moment on."""
+        self._last_loss = cause
         if self.breaker.lost(job_id, self._clock.now()):
             self.refresh()
         self._wake_event.set()
@@ -120,7 +122,7 @@ class WorkerSupervisor:
                 self.refresh()
                 await self._sleep(POLL_INTERVAL_S)
             reported = self.worker.view().phase
-            reason = "lost several jobs" if reported is Phase.READY else f"is {reported.value}"
+            reason = f"lost several jobs ({self._last_loss})" if reported is Phase.READY else f"is {reported.value}"
             log.warning("worker %s %s: it must pass a probe before it gets work", self.worker.name, reason)
             self.breaker.trip(self._clock.now())
             self.refresh()

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from inferry.admission.caller_directory import Directory
@@ -69,6 +69,7 @@ class TenantManager:
     def __init__(self, store: TenantStore, configured: Mapping[str, Tenant]) -> None:
         self.configured = configured
         self._store = store
+        self._overridden: list[str] = []
 
     @property
     def generation(self) -> int:
@@ -80,8 +81,17 @@ class TenantManager:
     def snapshot(self) -> TenantSnapshot:
         """Tenants of configuration and database, in this order, and all keys."""
         found = self._store.snapshot()
-        others = (tenant for tenant in found.tenants if tenant.name not in self.configured)
+        others = [tenant for tenant in found.tenants if tenant.name not in self.configured]
+        self._warn_of_overridden(found.tenants)
         return TenantSnapshot(found.version, (*self.configured.values(), *others), found.keys)
+
+    def _warn_of_overridden(self, stored: Sequence[Tenant]) -> None:
+        """Name the tenants whose limits were set in the database and have no effect, when these have changed."""
+        overridden = [one.name for one in stored if one.name in self.configured and one != Tenant(name=one.name)]
+        for name in overridden:
+            if name not in self._overridden:
+                log.warning("tenants.%s of the configuration overrides what the database has of this tenant", name)
+        self._overridden = overridden
 
     def tenants(self, wall: float) -> list[dict[str, Any]]:
         """All tenants as operators see them."""

@@ -256,6 +256,10 @@ class WorkerUnreachable(NoWorker):
     """The worker could not be reached; the job has not started."""
 
 
+class ConnectFailed(WorkerUnreachable):
+    """The worker's server accepted no connection, which is no job's fault."""
+
+
 NOT_OWNER = "this process no longer owns the worker"
 
 

@@ -75,7 +75,7 @@ def make_runs(traffic: TrafficOptions) -> list[Run]:
     """The runs, in the order in which they begin."""
     kinds = (traffic.poisson_per_s, traffic.bursts, traffic.agents, traffic.scenario, traffic.trace)
     if sum(kind is not None for kind in kinds) != 1:
-        raise EmptyLoad("name one kind of arrivals: --poisson, --bursts, --agents, --scenario or --trace")
+        raise EmptyLoad("name one kind of arrivals: --poisson, --bursts, --agents, --scenario, --trace or --sweep")
     if not 0 < traffic.scale < inf:
         raise EmptyLoad("--scale must be above 0")
     if traffic.seconds is not None and not 0 < traffic.seconds < inf:

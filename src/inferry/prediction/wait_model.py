@@ -33,7 +33,8 @@ from inferry.prediction.wait_prediction import QuantileFactors, WaitPrediction
 FLOOR_S: Final = 0.05
 """Differences below this (seconds) are ignored."""
 MIN_RETRY_S: Final = 1.0
-MAX_RETRY_S: Final = 120.0
+MAX_RETRY_S: Final = 92.0
+"""An answer adds up to a quarter, and OpenAI's clients do not wait for more than two minutes."""
 MAX_WAIT_S: Final = 3600.0
 
 NOTHING_AHEAD: Final = QueuedAhead()

@@ -197,7 +197,7 @@ def overload(facts: Facts) -> Finding | None:
     workers = up_workers(facts)
     if not lanes or not workers:
         return None
-    busy = [one.utilisation for one in workers if one.utilisation is not None]
+    busy = [one.utilisation_then for one in workers if one.utilisation_then is not None]
     evidence = [*lane_evidence(lanes[0])]
     if busy:
         evidence.append(Evidence("GPU utilisation", sum(busy) / len(busy), "ratio", HIGH_UTILISATION))

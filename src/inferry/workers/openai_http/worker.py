@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from inferry.domain.clock import Clock
-from inferry.domain.errors import NOT_OWNER, GatewayError, NoWorker, WorkerLost, WorkerUnreachable
+from inferry.domain.errors import NOT_OWNER, ConnectFailed, GatewayError, NoWorker, WorkerLost, WorkerUnreachable
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan
@@ -351,7 +351,7 @@ class OpenAIHttpWorker:
             connection = await self._http.connect()
         except (OSError, TimeoutError) as error:
             self._monitor.on_unreachable()
-            call.fail(WorkerUnreachable(f"worker {self._name} cannot be reached: {type(error).__name__}"))
+            call.fail(ConnectFailed(f"worker {self._name} cannot be reached: {type(error).__name__}"))
             return
         if call.end is None and not self.may_send():
             call.fail(WorkerUnreachable(NOT_OWNER))
