@@ -270,6 +270,14 @@ def test_a_job_that_may_make_it_or_has_no_deadline_is_let_in() -> None:
     assert deadline_refusal(model.model, a_job(deadline=None), prediction, 60.0) is None
 
 
+def test_a_job_with_nothing_ahead_is_let_in_however_slow_the_last_queue_was() -> None:
+    model = a_model(per_s=0.5)
+    prediction = model.predict(Lane.P1, 100, 100, QueuedAhead(), 60.0)
+    assert prediction.p10_s > 0.5
+    assert deadline_refusal(model.model, a_job(deadline=60.5), prediction, 60.0) is None
+    assert deadline_refusal(model.model, a_job(deadline=60.0), prediction, 60.0) is not None
+
+
 def test_a_backlog_that_drains_at_once_moves_the_correction_by_a_bounded_amount() -> None:
     correction = ConformalCorrection()
     for _ in range(300):

@@ -275,9 +275,12 @@ def deadline_refusal(
     """The refusal of a job that will almost certainly still be queued when its deadline passes, or None.
 
     It is refused when its P10 exceeds the deadline, so that nine in ten such jobs would expire in the queue: refusing a
-    job that could have been served is worse than queueing one that expires, which costs no GPU time.
+    job that could have been served is worse than queueing one that expires, which costs no GPU time. With nothing ahead
+    of it no wait is certain: rates may be those of an outage, and calls that are refused would never correct them.
     """
     if job.deadline is None or prediction.p10_s <= (left := job.deadline - now):
+        return None
+    if not prediction.ahead.jobs and left > 0:
         return None
     left = max(0.0, left)
     refusal = DeadlineInfeasible(
