@@ -262,6 +262,7 @@ class SingleFlight:
         self._host.shared("replayed")
         # Of the body only the shape of its answer is needed.
         attempt = Attempt(replace(job, resume_point=ResumePoint((), ())) if cached.was_resumed else job)
+        attempt.ended(cached.done, self._clock.now())
         subscriber = Subscriber(job, attempt, MergeCounter(), cached.job_id, caller)
         subscriber.is_replay = True
         subscriber.ticket = ticket
