@@ -37,6 +37,14 @@ class TwoModelGateway(TenantGateway):
     def asked(self) -> list[str]:
         return [body["model"] for body in self.upstream.bodies]
 
+    def release(self) -> None:
+        """Let the models that are held answer, and hold no more."""
+        self.hold = set()
+        self.run(self._release())
+
+    async def _release(self) -> None:
+        self.released.set()
+
     def _workers(self) -> Any:
         settings = HttpWorkerSettings(url=self.upstream.url, profile=PROFILES["vllm"], models=("small", "large"))
         return [OpenAIHttpWorker("up", settings, SystemClock(), DEFAULT_LANES)], {}

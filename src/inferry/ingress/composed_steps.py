@@ -13,7 +13,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.values import replace
 from inferry.ingress.headers import identifier
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY
-from inferry.ingress.job_ids import COMPOSED, JOB_ID
+from inferry.ingress.job_ids import COMPOSED, JOB_ID, MADE_RUN
 from inferry.ingress.job_parser import LongPrompt, parse
 from inferry.ingress.pooling.decode import PooledEndpoint, PooledRequest
 from inferry.ingress.pooling.parse import parse_pooled
@@ -81,6 +81,7 @@ def step_headers(
     headers = {**own, COMPOSED: f"{name}/{stage}".encode(), _STEP: _joined(run.step_id, stage)}
     if run.run_id == call_id:
         headers[_RUN] = call_id.encode()
+        headers[MADE_RUN] = b"1"
     if (key := identifier(own, IDEMPOTENCY_KEY)) is not None:
         headers[IDEMPOTENCY_KEY] = _joined(key, stage)
     if (job_id := own.get(JOB_ID)) is not None:

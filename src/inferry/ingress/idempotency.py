@@ -6,6 +6,7 @@ from typing import Final
 from inferry.domain.errors import InvalidRequest
 from inferry.domain.jobs import RepeatPolicy
 from inferry.ingress.headers import identifier, int_header
+from inferry.ingress.job_ids import MADE_RUN
 
 IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _REPLAY: Final = b"x-inferry-replay"
@@ -17,8 +18,10 @@ def parse_idempotency(headers: Mapping[bytes, bytes], run_id: str | None, step_i
     """The name under which a repetition of the call is recognised; None where the headers give none.
 
     The idempotency key has precedence over the step. Without a key both run and step must be named by the client:
-    steps of different runs may have the same name.
+    steps of different runs may have the same name. A run that the gateway has made for a composed call is not named.
     """
+    if MADE_RUN in headers:
+        run_id = None
     replay = headers.get(_REPLAY)
     if replay is not None and replay.strip().lower() not in _VALUES:
         raise InvalidRequest("`x-inferry-replay` must be allow or never", param="x-inferry-replay")

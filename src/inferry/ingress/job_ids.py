@@ -10,6 +10,8 @@ JOB_ID: Final = b":job-id"
 """Header of stored calls, which name their job themselves. No HTTP client can send a name that begins with a colon."""
 COMPOSED: Final = b":composed"
 """Header of the steps of composed models: the model's name, a slash, and the stage."""
+MADE_RUN: Final = b":made-run"
+"""Header of steps whose run the gateway has made for their call, because the client named none."""
 
 
 def _make_prefix() -> str:
