@@ -309,6 +309,21 @@ def test_errors_of_steps_keep_their_type_and_the_shape_of_the_api(gateway: TwoMo
     assert (embedding.status, embedding.code) == (400, "unsupported_feature")
 
 
+@pytest.mark.parametrize("model", ["pair", "panel"])
+def test_what_a_model_cannot_answer_is_refused_by_its_field(gateway: TwoModelGateway, model: str) -> None:
+    refusals: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
+        ("/v1/embeddings", {"input": "a"}, "model"),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}, "model"),
+        ("/v1/responses", {"input": "a", "background": True}, "background"),
+    ]
+    if model == "panel":
+        refusals.append((CHAT, chat("panel", n=2), "n"))
+    for path, fields, param in refusals:
+        refused = gateway.call("POST", path, {**fields, "model": model})
+        assert (refused.status, refused.code, refused.json["error"]["param"]) == (400, "unsupported_feature", param)
+
+
 @pytest.mark.parametrize("model", ["pair", "panel", "sorted", "auto"])
 def test_a_disconnect_cancels_every_step(gateway: TwoModelGateway, model: str) -> None:
     gateway.hold |= {"small", "large"}

@@ -21,7 +21,7 @@ from inferry.domain.errors import (
     UnsupportedFeature,
 )
 from inferry.pipelines.answers import agree, logprobs_of, schema_problem, without_logprobs
-from inferry.pipelines.composed import ComposedCall, StepAnswer, asks_for, step_fields, with_logprobs
+from inferry.pipelines.composed import ComposedCall, StepAnswer, asks_for, check_generates, step_fields, with_logprobs
 from inferry.pipelines.settings import AcceptConfig, CascadeConfig
 from inferry.pipelines.verifiers import Verifier
 
@@ -68,8 +68,7 @@ class Cascade:
         return self._settings.large
 
     async def serve(self, call: ComposedCall) -> None:
-        if not call.generates:
-            raise UnsupportedFeature(f"the cascade `{call.name}` answers one chat or completions request at a time")
+        check_generates(call, self.kind)
         settings = self._settings
         is_sampled = self._draw() < settings.shadow
         try:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from inferry.domain.attempts import Attempt
+from inferry.domain.errors import UnsupportedFeature
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -124,6 +125,15 @@ class ComposedCall(Protocol):
         """Answer with the body of a chat or completions response, in the client's format. `step` is the one that
         generated the answer: its worker and usage are reported to the client.
         """
+
+
+def check_generates(call: ComposedCall, kind: str) -> None:
+    """Refuse a call of several prompts, in the background or for anything but text, by the field that says so."""
+    if call.generates:
+        return
+    field = "prompt" if call.path == COMPLETIONS else "background" if asks_for(call.fields, "background") else "model"
+    message = f"the {kind} `{call.name}` answers one chat or completions request at a time"
+    raise UnsupportedFeature(message, param=field)
 
 
 class ComposedModel(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 from inferry.domain.errors import GatewayError, InternalError, UnsupportedFeature
 from inferry.pipelines import votes
 from inferry.pipelines.answers import logprobs_of, meaning, without_logprobs
-from inferry.pipelines.composed import ComposedCall, StepAnswer, asks_for, step_fields, with_logprobs
+from inferry.pipelines.composed import ComposedCall, StepAnswer, asks_for, check_generates, step_fields, with_logprobs
 from inferry.pipelines.settings import EnsembleConfig
 from inferry.pipelines.verifiers import Verifier
 
@@ -28,7 +28,8 @@ class Ensemble:
         return self._settings.models[0]
 
     async def serve(self, call: ComposedCall) -> None:
-        if not call.generates or bytes(call.fields.get("n", b"1")) not in (b"1", b"null"):
+        check_generates(call, self.kind)
+        if bytes(call.fields.get("n", b"1")) not in (b"1", b"null"):
             raise UnsupportedFeature(f"the ensemble `{call.name}` answers one request with one choice", param="n")
         tasks = {
             asyncio.get_running_loop().create_task(self._ask(call, member)): member
