@@ -1,5 +1,6 @@
 """`inferry cascade tune` on compared calls of a ledger."""
 
+import json
 import time
 from pathlib import Path
 
@@ -75,3 +76,31 @@ def test_a_promise_that_the_calls_cannot_keep_is_refused(database: str) -> None:
 
 def test_only_calls_of_the_time_count(database: str) -> None:
     assert tune(database, "--agreement", "0.95", "--since", "60d").exit_code == 1, "older calls did not agree"
+
+
+@pytest.mark.parametrize("name", ["nope", "line"])
+def test_a_name_of_no_cascade_is_refused_with_the_names_there_are(database: str, tmp_path: Path, name: str) -> None:
+    stage = {"kind": "generate", "model": "small", "messages": [{"content": "{{ input.text }}"}]}
+    cascade = {"small": "small", "large": "large", "accept": {"min_mean_logprob": -0.5}}
+    config: dict[str, object] = {
+        "ledger": database,
+        "workers": [{"name": "up", "kind": "vllm", "url": "http://localhost:1", "models": ["small", "large"]}],
+        "cascades": {"pair": cascade, "new": cascade},
+        "pipelines": {"line": {"inputs": {"text": {}}, "stages": {"answer": stage}}},
+    }
+
+    def tuned(name: str) -> tuple[int, str]:
+        file = tmp_path / "a.yaml"
+        file.write_text(json.dumps(config))
+        found = CliRunner().invoke(app, ["cascade", "tune", name, "--config", str(file)])
+        return found.exit_code, " ".join(found.output.split())
+
+    status, output = tuned(name)
+    assert (status, f"there is no cascade {name}; there are pair, new" in output) == (2, True), output
+    assert tuned("pair")[0] == 0
+    status, output = tuned("new")
+    assert (status, "0 compared calls cannot promise" in output) == (1, True), output
+    del config["cascades"]
+    status, output = tuned(name)
+    assert (status, "the configuration has none" in output) == (2, True), output
+    assert tuned("other")[0] == 1, "a former cascade with compared calls"

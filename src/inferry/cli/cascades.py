@@ -1,6 +1,7 @@
 """`inferry cascade tune`: the threshold that promises an agreement, from compared calls."""
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -37,11 +38,13 @@ def tune(
 ) -> None:
     """Print the lowest `min_mean_logprob` whose accepted answers agree with the large model's as often as promised."""
     try:
-        url = db or load(config_file).ledger
-        with open_queries(url) as queries:
+        config = load(config_file)
+        with open_queries(db or config.ledger) as queries:
             pairs = queries.score_pairs(name, time.time() - since)
     except (ConfigError, LedgerUnusable) as error:
         fail(str(error))
+    if not pairs and (config_file is not None or db is None):
+        _check_known(name, config.cascades)
     found = choose_threshold(pairs, agreement, confidence)
     if found is None:
         fail(
@@ -54,3 +57,12 @@ def tune(
         f"# {found.agreed} of {found.accepted} accepted answers agreed: at least {found.lower_bound:.1%} with "
         f"{confidence:.0%} confidence; {found.accepted / found.total:.0%} of {found.total} compared calls are accepted"
     )
+
+
+def _check_known(name: str, cascades: Collection[str]) -> None:
+    """Exit where the configuration has no such cascade."""
+    if name in cascades:
+        return
+    if not cascades:
+        fail(f"there is no cascade {name}: the configuration has none; --config names its file")
+    fail(f"there is no cascade {name}; there are {', '.join(cascades)}")
