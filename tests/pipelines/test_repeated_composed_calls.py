@@ -91,3 +91,21 @@ def test_another_tenant_body_or_run_is_another_call(gateway: TwoModelGateway, mo
     for _ in range(2):  # a step without a run is no name
         gateway.call("POST", CHAT, chat(model), {"x-inferry-step-id": "s1", "x-inferry-replay": "allow"})
     assert len(gateway.asked()) == 7
+
+
+@pytest.mark.parametrize("model", ["pair", "three"])
+def test_each_of_several_equal_calls_has_its_own_request_id_and_lane(gateway: TwoModelGateway, model: str) -> None:
+    gateway.hold = {"small", "large"}
+    at_once = 3 if model == "three" else 1
+    with ThreadPoolExecutor(2) as threads:
+        calls = []
+        try:
+            for number, lane in enumerate(("P0", "P1")):
+                headers = {**KEY, "x-request-id": f"q{number}", "x-inferry-lane": lane}
+                calls.append(threads.submit(gateway.call, "POST", CHAT, chat(model), headers))
+                until(lambda: len(gateway.service.gateway._single_flight.readers()) == len(calls) * at_once)
+        finally:
+            gateway.release()
+        answers = [one.result(120).headers for one in calls]
+    assert [(one["x-request-id"], one["x-inferry-lane"]) for one in answers] == [("q0", "P0"), ("q1", "P1")]
+    assert len(gateway.asked()) == at_once

@@ -15,7 +15,7 @@ from inferry.pipelines.composed import Fields, StepAnswer
 
 def answered_stream(step: StepAnswer, body: Fields, client: ClientRequest) -> tuple[JobStream, InferenceJob]:
     """The body as the answer to the client's request, streamed if that asks for it. `step` has generated it."""
-    wire, job, end = client.wire, step.attempt.job, step.attempt.end
+    wire, job, end = client.wire, step.job, step.attempt.end
     assert isinstance(end, Done), "the step has succeeded"
     streams, options = wire.stream is True, wire.stream_options
     include_usage = isinstance(options, StreamOptions) and options.include_usage is True

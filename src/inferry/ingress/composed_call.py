@@ -178,7 +178,7 @@ class Call:
             raise ClientClosed("the step was cancelled") from None
         if step_format.error is not None:
             raise step_format.error
-        return StepAnswer(answer.body, stream.attempt)
+        return StepAnswer(answer.body, job, stream.attempt)
 
     def _submit(self, job: InferenceJob) -> tuple[InferenceJob, JobStream]:
         calls, request = self._context, self._request
@@ -305,7 +305,7 @@ class Call:
         if client is None:
             raise UnsupportedFeature(f"the model `{self.name}` answers one chat or completions request at a time")
         if self._is_nested:
-            self._answer = StepAnswer(msgspec.json.encode(body), step.attempt)
+            self._answer = StepAnswer(msgspec.json.encode(body), step.job, step.attempt)
             return
         stream, job = answered_stream(step, body, client)
         self._respond(stream, job, client.format, path)

@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import UnsupportedFeature
+from inferry.domain.jobs import InferenceJob
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -39,9 +40,11 @@ def step_fields(fields: Fields, model: str, **changes: Any) -> dict[str, Any]:
 
 
 class StepAnswer(NamedTuple):
-    """The JSON body of a step's response, and the attempt that made it."""
+    """The JSON body of a step's response, the step's job, and the attempt that made the body: perhaps of another job,
+    whose execution the step has shared."""
 
     body: bytes
+    job: InferenceJob
     attempt: Attempt
 
     def decode(self) -> dict[str, Any]:
