@@ -110,13 +110,46 @@ def test_a_terminal_shows_the_results_of_all_and_other_output_has_no_bar(
     assert done == sorted(done)
 
 
-def test_results_of_other_requests_are_not_continued(files: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps({"id": "batch_req_1", "custom_id": "another", "response": None}) + "\n",
+        json.dumps({"id": "batch_req_1", "custom_id": None, "response": None}) + "\n",
+        json.dumps({"id": "batch_req_1", "response": None}) + "\n",
+        json.dumps({"custom_id": "r1", "note": "mine"}) + "\n",
+        '["r1"]\n',
+        "hello world, important notes\n",
+        "hello world, important notes",
+        "\n",
+    ],
+)
+def test_a_file_with_other_lines_than_results_of_the_requests_is_left_as_it_is(
+    files: tuple[Path, Path], line: str
+) -> None:
     requests, results = files
     requests.write_text(a_line(1))
-    results.write_text(json.dumps({"custom_id": "another", "response": None}) + "\n")
+    results.write_text(line)
     done = run(requests, results, "--url", "http://127.0.0.1:9")
     assert done.exit_code == 2
-    assert "other requests" in done.output
+    assert "has results of other requests" in done.output
+    assert "name another file" in done.output
+    assert results.read_text() == line
+
+
+def test_more_results_than_requests_are_not_continued(files: tuple[Path, Path]) -> None:
+    requests, results = files
+    requests.write_text(a_line(1))
+    found = "".join(json.dumps({"id": "x", "custom_id": name, "response": None}) + "\n" for name in ("r1", None))
+    results.write_text(found)
+    assert run(requests, results, "--url", "http://127.0.0.1:9").exit_code == 2
+    assert results.read_text() == found
+
+
+def test_a_result_without_custom_id_belongs_to_a_line_without_one(files: tuple[Path, Path]) -> None:
+    requests, results = files
+    requests.write_text("no request\n" + a_line(1))
+    results.write_text(json.dumps({"id": "x", "custom_id": None, "response": None}) + "\n")
+    assert finished_results(requests, results) == (1, 1)
 
 
 def test_a_result_that_was_cut_off_is_removed(files: tuple[Path, Path]) -> None:

@@ -4,7 +4,6 @@ Results are written in the order of the requests, so that the results of an inte
 run continues behind it.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,44 +110,46 @@ def first_endpoint(path: Path) -> str:
 def finished_results(requests: Path, results: Path) -> tuple[int, int]:
     """How many results there are, and how many of them are errors. A line that was cut off is removed.
 
-    Raises NotTheSame where a result has another `custom_id` than its request.
+    Raises NotTheSame, and leaves the file as it is, where a line is not the result of its request.
     """
     if not results.exists():
         return 0, 0
-    _remove_partial_line(results)
-    count = failed = 0
-    with requests.open("rb") as asked, results.open("rb") as answered:
+    count = failed = end = 0
+    with requests.open("rb") as asked, results.open("r+b") as answered:
         numbered = numbered_lines(asked)
         for line in answered:
             _, request = next(numbered, (0, b""))
-            name = _field(line, "custom_id")
-            if not request or (name is not None and name != _field(request, "custom_id")):
+            is_cut_off = not line.endswith(b"\n")
+            if not request or not (line.startswith(b"{") if is_cut_off else _is_result(line, request)):
                 raise NotTheSame(f"{results} has results of other requests than {requests}; name another file")
+            if is_cut_off:
+                break
             count += 1
             failed += not _is_success(line)
+            end += len(line)
+        answered.truncate(end)
     return count, failed
 
 
-def _remove_partial_line(path: Path) -> None:
-    with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65_536)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                file.truncate(start + found + 1)
-                return
-            end = start
-        file.truncate(0)
+def _is_result(line: bytes, request: bytes) -> bool:
+    """Whether the line is an object with an `id` and the `custom_id` of the request, null where it has none."""
+    result = _object(line)
+    name = _field(request, "custom_id")
+    wanted = name if isinstance(name, str) else None
+    return {"id", "custom_id"} <= result.keys() and result["custom_id"] == wanted
 
 
 def _field(line: bytes, name: str) -> Any:
+    return _object(line).get(name)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line; empty where it has none."""
     try:
         value = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return value.get(name) if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _is_success(line: bytes) -> bool:
