@@ -43,6 +43,16 @@ def test_a_rotation_names_the_earlier_secret_and_when_it_ends(ledger: str) -> No
     assert "globex" in run(ledger, "list").stdout
 
 
+def test_a_grace_period_beyond_a_century_is_refused_and_nothing_is_stored(ledger: str) -> None:
+    for _ in range(2):
+        refused = run(ledger, "rotate", "acme", "--grace", "999999999999d")
+        assert refused.exit_code == 2
+        assert "is longer than 36500d" in " ".join(refused.stderr.split())
+        run(ledger, "rotate", "acme", "--quiet")
+    assert len(json.loads(run(ledger, "list", "--json").stdout)) == 2
+    assert run(ledger, "list").exit_code == 0
+
+
 def test_mistakes_end_the_command_with_a_message(ledger: str) -> None:
     assert "not a valid name" in run(ledger, "rotate", "a b").stderr
     assert run("sqlite:///:memory:", "list").exit_code == 2

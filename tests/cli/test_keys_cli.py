@@ -1,6 +1,7 @@
 """`inferry keys` and `inferry tenants`, on the database alone."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,9 @@ def test_a_removed_tenants_keys_go_with_it(inferry: Inferry) -> None:
         (("keys", "create", "--tenant", "a b"), 1, "1 to 64 letters"),
         (("keys", "create", "isolation=none"), 2, "unknown setting isolation"),
         (("keys", "create", "--expires", "soon"), 2, "not a duration"),
+        (("keys", "create", "--expires", "36501d"), 2, "'36501d' is longer than 36500d"),
+        (("keys", "create", "--expires", "999999999999d"), 2, "is longer than 36500d"),
+        (("keys", "rotate", "x", "--grace", "999999999999d"), 2, "is longer than 36500d"),
         (("keys", "list", "--status", "odd"), 2, "valid, expired or revoked"),
     ],
 )
@@ -162,9 +166,24 @@ def test_invalid_settings_are_refused_with_a_message(
     inferry: Inferry, arguments: tuple[str, ...], status: int, words: str
 ) -> None:
     inferry("keys", "create", "--tenant", "someone")
+    before = told(inferry("keys", "list", "--json"))
     result = inferry(*arguments)
     assert result.exit_code == status, result.output
+    assert told(inferry("keys", "list", "--json")) == before
     assert words in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("expires_at", [1e17, 1e30, math.inf])
+def test_a_key_with_an_expiry_that_no_calendar_has_is_listed(
+    tmp_path: Path, inferry: Inferry, expires_at: float
+) -> None:
+    store = TenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
+    made = store.create_key("acme", now=0.0, expires_at=expires_at)
+    store.close()
+    listed = inferry("keys", "list")
+    assert listed.exit_code == 0, listed.output
+    assert made.key.key_id in listed.stdout
+    assert "after the year 9999" in listed.stdout
 
 
 def test_a_money_ceiling_without_prices_is_reported(inferry: Inferry) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from inferry.cli.config.loader import load
 from inferry.cli.config.schema import ConfigError
-from inferry.cli.formats import parse_duration
+from inferry.cli.formats import parse_lifetime
 from inferry.cli.job_wiring import open_callback_secrets
 from inferry.cli.keys import ConfigFile, Json, Ledger, Name, format_time, show
 from inferry.cli.terminal import fail
@@ -31,7 +31,7 @@ def rotate_secret(
     name: Name,
     grace: Annotated[
         float,
-        typer.Option(metavar="DURATION", parser=parse_duration, help="Time for which earlier secrets still sign."),
+        typer.Option(metavar="DURATION", parser=parse_lifetime, help="Time for which earlier secrets still sign."),
     ] = "24h",  # type: ignore[assignment]  # typer runs defaults through the parser
     config_file: ConfigFile = None,
     ledger: Ledger = None,

@@ -5,6 +5,8 @@ import re
 import typer
 from rich.text import Text
 
+from inferry.domain.keys import MAX_DURATION_S
+
 EMPTY = "–"  # noqa: RUF001 - shown for a missing number
 _MAX_SIZE = 4096
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -16,6 +18,14 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 2h or 7d")
     return float(match[1]) * _UNITS_S[match[2]]
+
+
+def parse_lifetime(text: str) -> float:
+    """Seconds of a duration for which a key or secret may be valid."""
+    seconds = parse_duration(text)
+    if seconds > MAX_DURATION_S:
+        raise typer.BadParameter(f"{text!r} is longer than {MAX_DURATION_S // 86_400}d")
+    return seconds
 
 
 _UNITS_BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}

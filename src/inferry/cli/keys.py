@@ -21,7 +21,7 @@ from inferry.cli.config.conversion import invalid_value
 from inferry.cli.config.loader import load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.tenants import unpriced_models
-from inferry.cli.formats import parse_duration
+from inferry.cli.formats import parse_lifetime
 from inferry.cli.terminal import fail
 from inferry.dispatch.tenants import TenantManager
 from inferry.domain.errors import GatewayError
@@ -67,7 +67,7 @@ def create_key(
     tenant: Annotated[str, typer.Option("--tenant", help="Tenant of the key; created if new.")] = "default",
     label: Annotated[str, typer.Option(help="Label, shown in lists.")] = "",
     expires: Annotated[
-        float | None, typer.Option(metavar="DURATION", parser=parse_duration, help="Lifetime of the key: 12h, 90d …")
+        float | None, typer.Option(metavar="DURATION", parser=parse_lifetime, help="Lifetime of the key: 12h, 90d …")
     ] = None,
     config_file: ConfigFile = None,
     ledger: Ledger = None,
@@ -127,7 +127,7 @@ def revoke_key(key_id: KeyId, config_file: ConfigFile = None, ledger: Ledger = N
 def rotate_key(
     key_id: KeyId,
     grace: Annotated[
-        float, typer.Option(metavar="DURATION", parser=parse_duration, help="Time for which the old key stays valid.")
+        float, typer.Option(metavar="DURATION", parser=parse_lifetime, help="Time for which the old key stays valid.")
     ] = "24h",  # type: ignore[assignment]  # typer runs defaults through the parser
     config_file: ConfigFile = None,
     ledger: Ledger = None,
@@ -318,4 +318,7 @@ def _cell(value: Any, *, is_time: bool) -> str:
 
 
 def format_time(wall: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall))
+    except (OSError, OverflowError, ValueError):  # a year that the system cannot represent
+        return "after the year 9999"

@@ -18,6 +18,8 @@ PREFIX = "ifk_"
 ID_CHARACTERS = 10
 SECRET_CHARACTERS = 43
 ALPHABET = string.ascii_letters + string.digits
+MAX_DURATION_S = 100 * 365 * 86_400
+"""The longest lifetime or grace period of a key or callback secret."""
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 

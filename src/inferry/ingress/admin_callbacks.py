@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from inferry.domain.errors import GatewayError, InternalError, InvalidRequest
-from inferry.domain.keys import is_valid_tenant_name
+from inferry.domain.keys import MAX_DURATION_S, is_valid_tenant_name
 from inferry.durable.callback_secrets import CallbackSecrets, secret_object
 from inferry.durable.callback_signature import secret_text
-from inferry.ingress.admin_tenants import MAX_DURATION_S, TENANTS, RotateKeyBody, WrongMethod
+from inferry.ingress.admin_tenants import TENANTS, RotateKeyBody, WrongMethod
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.openai.decode import decode_body

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import Conflict, GatewayError, InternalError, InvalidRequest, MethodNotAllowed
-from inferry.domain.keys import NewKey, key_as_dict
+from inferry.domain.keys import MAX_DURATION_S, NewKey, key_as_dict
 from inferry.domain.tenant_settings import LimitSettings, TenantSettings
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.ingress.http.reply import Reply
@@ -31,7 +31,6 @@ PATHS = (
 )
 KEY_STATUSES = ("valid", "expired", "revoked")
 DAY_S = 86_400
-MAX_DURATION_S = 100 * 365 * DAY_S
 
 _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 

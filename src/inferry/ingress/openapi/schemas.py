@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from inferry.domain.keys import MAX_DURATION_S
 from inferry.domain.settings_versions import NewSettings, SettingsComparison, SettingsHistory, SettingsState
 from inferry.domain.tenant_settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
 from inferry.ingress.admin_adapters import LoadAdapterBody, UnloadAdapterBody
 from inferry.ingress.admin_settings import RollbackBody
-from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
+from inferry.ingress.admin_tenants import CreateKeyBody, RotateKeyBody
 from inferry.ingress.anthropic import decode as message_decode
 from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
 from inferry.ingress.dashboard import values
