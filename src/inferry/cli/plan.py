@@ -15,6 +15,8 @@ from inferry.prediction import queueing_theory
 plan_app = typer.Typer(help="Size a fleet: by simulation, or by queueing formulas.", no_args_is_help=True)
 plan_app.command()(fleet)
 
+MAX_CV = 1000
+
 Rate = Annotated[float, typer.Option("--rate", metavar="N", help="Arrivals per second.")]
 ServiceMs = Annotated[float, typer.Option("--service-ms", metavar="MS", help="Service time of a job.")]
 Workers = Annotated[
@@ -44,7 +46,7 @@ def wait(
 ) -> None:
     """Predicted waiting time."""
     _positive(rate=rate, service_ms=service_ms)
-    _not_negative(arrival_cv=arrival_cv, service_cv=service_cv)
+    _variation(arrival_cv=arrival_cv, service_cv=service_cv)
     service_s = service_ms / 1000
     used = queueing_theory.utilisation(rate, service_s, workers)
     _must_keep_up(used)
@@ -112,7 +114,7 @@ def utilisation(
     as_json: Json = False,
 ) -> None:
     """Wait at each utilisation, or the highest utilisation for a wait."""
-    _not_negative(arrival_cv=arrival_cv, service_cv=service_cv)
+    _variation(arrival_cv=arrival_cv, service_cv=service_cv)
     if wait_per_service is not None:
         _positive(wait_per_service=wait_per_service)
         highest = queueing_theory.utilisation_for_wait(wait_per_service, workers, arrival_cv, service_cv)
@@ -144,7 +146,8 @@ def workers(
 ) -> None:
     """Number of workers or slots for an arrival rate and a target wait."""
     _positive(rate=rate, service_ms=service_ms)
-    _not_negative(target_ms=target_ms, arrival_cv=arrival_cv, service_cv=service_cv)
+    _not_negative(target_ms=target_ms)
+    _variation(arrival_cv=arrival_cv, service_cv=service_cv)
     for name, percent in (("percentile", percentile), ("max-utilisation", max_utilisation)):
         if not 0 < percent < 100:
             _fail(f"--{name} must be between 0 and 100, got {percent:g}")
@@ -215,6 +218,12 @@ def _not_negative(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < inf:
             _fail(f"--{name.replace('_', '-')} must be 0 or above, got {value:g}")
+
+
+def _variation(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value <= MAX_CV:
+            _fail(f"--{name.replace('_', '-')} must be between 0 and {MAX_CV}, got {value:g}")
 
 
 def _must_keep_up(used: float) -> None:
