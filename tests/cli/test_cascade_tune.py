@@ -49,7 +49,7 @@ def database(tmp_path: Path) -> str:
 
 
 def tune(database: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["cascade", "tune", "pair", "--db", database, *arguments])
+    return CliRunner().invoke(app, ["cascade", "tune", "pair", "--ledger", database, *arguments])
 
 
 def test_the_threshold_that_keeps_the_promise_is_printed_as_yaml(database: str) -> None:

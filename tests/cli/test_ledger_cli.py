@@ -153,7 +153,7 @@ def test_the_caller_chooses_the_default_ledger(url: str, tmp_path: Path) -> None
     app = ledger_app(from_config)
     assert CliRunner().invoke(app, ["runs", "--config", "inferry.yaml"]).exit_code == 0
     assert CliRunner().invoke(app, ["runs"]).exit_code == 0
-    assert CliRunner().invoke(app, ["runs", "--db", f"sqlite:///{tmp_path}/other.db"]).exit_code == 2
+    assert CliRunner().invoke(app, ["runs", "--ledger", f"sqlite:///{tmp_path}/other.db"]).exit_code == 2
     assert asked == [Path("inferry.yaml"), None]
 
 

@@ -68,8 +68,10 @@ def test_calls_are_in_the_ledger_and_its_commands_read_it(tmp_path: Path, postgr
         run = get(gateway.url, "/v1/runs/r1")[2]
         assert run["jobs"]["done"] == 1
     assert [row.run_id for row in rows_of(postgres_url)] == ["r1"]
-    assert [run["run_id"] for run in json.loads(command("ledger", "runs", "--db", postgres_url, "--json"))] == ["r1"]
-    assert json.loads(command("ledger", "tenants", "--db", postgres_url, "--json"))[0]["jobs"] == 1
+    assert [run["run_id"] for run in json.loads(command("ledger", "runs", "--ledger", postgres_url, "--json"))] == [
+        "r1"
+    ]
+    assert json.loads(command("ledger", "tenants", "--ledger", postgres_url, "--json"))[0]["jobs"] == 1
 
 
 def test_a_budget_holds_across_a_restart(tmp_path: Path, postgres_url: str) -> None:

@@ -34,16 +34,18 @@ def tune(
     config_file: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Configuration that names the ledger.")
     ] = None,
-    db: Annotated[str | None, typer.Option(metavar="URL", help="Ledger URL instead of the configuration's.")] = None,
+    ledger: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ledger URL instead of the configuration's.")
+    ] = None,
 ) -> None:
     """Print the lowest `min_mean_logprob` whose accepted answers agree with the large model's as often as promised."""
     try:
         config = load(config_file)
-        with open_queries(db or config.ledger) as queries:
+        with open_queries(ledger or config.ledger) as queries:
             pairs = queries.score_pairs(name, time.time() - since)
     except (ConfigError, LedgerUnusable) as error:
         fail(str(error))
-    if not pairs and (config_file is not None or db is None):
+    if not pairs and (config_file is not None or ledger is None):
         _check_known(name, config.cascades)
     found = choose_threshold(pairs, agreement, confidence)
     if found is None:

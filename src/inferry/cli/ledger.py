@@ -40,14 +40,14 @@ Row = TypeVar("Row")
 def url_from_environment(config: Path | None) -> str:
     """Default ledger: INFERRY_LEDGER, or inferry.db in the working directory."""
     if config is not None:
-        raise typer.BadParameter("this build reads no configuration file; use --db")
+        raise typer.BadParameter("this build reads no configuration file; use --ledger")
     return os.environ.get("INFERRY_LEDGER") or "sqlite:///inferry.db"
 
 
 class SourceOptions(Struct, frozen=True, kw_only=True):
     """The ledger, and the form of the output."""
 
-    db: Annotated[
+    ledger: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Ledger URL; default: the configuration's, INFERRY_LEDGER or ./inferry.db."),
     ] = None
@@ -76,13 +76,13 @@ class RunFilter(TenantFilter, frozen=True, kw_only=True):
 
 
 def ledger_app(default_url: DefaultUrl = url_from_environment, basis_of: BasisOf | None = None) -> typer.Typer:
-    """The commands; `default_url(config file or None)` finds the ledger if --db is not given, `basis_of` the run
+    """The commands; `default_url(config file or None)` finds the ledger if --ledger is not given, `basis_of` the run
     budgets and prices in the configuration."""
     app = typer.Typer(help="Usage by run, tenant and job.", no_args_is_help=True)
 
     def open_ledger(source: SourceOptions) -> LedgerQueries:
         try:
-            return open_queries(source.db or default_url(source.config))
+            return open_queries(source.ledger or default_url(source.config))
         except LedgerUnusable as error:
             typer.echo(f"inferry ledger: {error}", err=True)
             raise typer.Exit(2) from error
