@@ -159,6 +159,8 @@ def test_a_removed_tenants_keys_go_with_it(inferry: Inferry) -> None:
         (("keys", "create", "--expires", "36501d"), 2, "'36501d' is longer than 36500d"),
         (("keys", "create", "--expires", "999999999999d"), 2, "is longer than 36500d"),
         (("keys", "rotate", "x", "--grace", "999999999999d"), 2, "is longer than 36500d"),
+        (("keys", "revoke", "nope"), 1, "there is no key `nope`"),
+        (("keys", "rotate", "nope"), 1, "there is no key `nope`"),
         (("keys", "list", "--status", "odd"), 2, "valid, expired or revoked"),
     ],
 )
@@ -211,4 +213,6 @@ def test_an_unknown_key_is_reported_without_repeating_it(inferry: Inferry) -> No
     result = inferry("keys", "revoke", key)  # the whole key where its id was meant
     assert result.exit_code == 1
     assert key not in result.output
+    assert "the id of a key is the part between its two underscores" in result.stderr
+    assert inferry("keys", "revoke", key.rpartition("_")[2]).stderr == result.stderr
     assert inferry("keys", "list", "--status", "valid").stdout.count("valid") == 1

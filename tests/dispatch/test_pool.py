@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.supervisor import unknown_worker
 from inferry.dispatch.values import HealthPolicy
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout
@@ -236,6 +237,13 @@ def test_a_drained_worker_stays_drained_after_a_failure_and_recovery() -> None:
             assert pool.view("w").phase is Phase.DRAINING
 
     run_virtual(scenario())
+
+
+def test_an_unknown_worker_is_named_with_those_that_there_are() -> None:
+    many = [f"w{number}" for number in range(30)]
+    assert unknown_worker("a\nb", ["c", "d"]) == "there is no worker `a?b`; workers of this gateway: `c`, `d`"
+    assert unknown_worker("a", []) == "there is no worker `a`; workers of this gateway: none"
+    assert unknown_worker("a", many).endswith("`w18`, `w19`, …")
 
 
 def test_draining_or_removing_an_unknown_worker_is_an_error() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from inferry.dispatch.supervisor import WorkerSupervisor
+from inferry.dispatch.supervisor import WorkerSupervisor, unknown_worker
 from inferry.dispatch.values import HealthPolicy, WorkerReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
@@ -322,7 +322,7 @@ class Pool:
     def _get(self, name: str) -> WorkerSupervisor:
         supervisor = self._supervisors.get(name)
         if supervisor is None:
-            raise NotFound("no such worker")
+            raise NotFound(unknown_worker(name, self._supervisors))
         return supervisor
 
     def _view_changed(self, supervisor: WorkerSupervisor) -> None:

@@ -7,7 +7,7 @@ readiness is not enough: an endpoint that answers health checks may still fail a
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from inferry.dispatch.circuit_breaker import BreakerState, CircuitBreaker
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.25
 MAX_RETRY_S: Final = 5.0
+MAX_NAME_CHARS: Final = 100
+MAX_LISTED_WORKERS: Final = 20
 
 
 class WorkerSupervisor:
@@ -210,3 +212,11 @@ class WorkerSupervisor:
 
 def _error_text(error: Exception) -> str:
     return error.message if isinstance(error, GatewayError) else repr(error)
+
+
+def unknown_worker(name: str, known: Iterable[str]) -> str:
+    """The message that there is no worker of this name, with the names that there are."""
+    asked = "".join(char if char.isprintable() else "?" for char in name[:MAX_NAME_CHARS])
+    names = [f"`{one}`" for one in known]
+    listed = ", ".join(names[:MAX_LISTED_WORKERS]) + (", …" if len(names) > MAX_LISTED_WORKERS else "")
+    return f"there is no worker `{asked}`; workers of this gateway: {listed or 'none'}"

@@ -18,7 +18,7 @@ from inferry.admission.caller_directory import Directory
 from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, LedgerUnavailable, NotFound
-from inferry.domain.keys import NewKey, TenantSnapshot, is_valid_tenant_name, key_as_dict, key_status
+from inferry.domain.keys import NewKey, TenantSnapshot, is_valid_tenant_name, key_as_dict, key_status, unknown_key
 from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
 from inferry.domain.tenant_settings import tenant_as_dict
 from inferry.domain.tenants import ApiKey, Limits, Tenant
@@ -123,7 +123,7 @@ class TenantManager:
         for key in self.keys(wall):
             if key["id"] == key_id:
                 return key
-        raise NotFound("no such key")
+        raise NotFound(unknown_key(key_id))
 
     def put_tenant(self, tenant: Tenant) -> None:
         self._check_editable(tenant.name)

@@ -46,6 +46,13 @@ def is_valid_tenant_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def unknown_key(key_id: str) -> str:
+    """The message that there is no key with this id. What may be a secret in place of an id is not repeated."""
+    if len(key_id) <= ID_CHARACTERS and key_id.isalnum():
+        return f"there is no key `{key_id}`"
+    return "there is no such key; the id of a key is the part between its two underscores"
+
+
 def key_status(key: ApiKey, wall: float) -> Literal["valid", "expired", "revoked"]:
     if key.revoked_at is not None and key.revoked_at <= wall:
         return "revoked"

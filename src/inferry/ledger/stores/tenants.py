@@ -24,6 +24,7 @@ from inferry.domain.keys import (
     TenantSnapshot,
     format_key,
     hash_secret,
+    unknown_key,
 )
 from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.tenants import ApiKey, Isolation, Limits, Tenant, decode_limits
@@ -152,7 +153,7 @@ def _wrap_database_errors() -> Iterator[None]:
 def _find(connection: Connection, key_id: str) -> ApiKey:
     row = connection.execute(select(keys).where(keys.c.key_id == key_id)).first()
     if row is None:
-        raise NotFound("no such key")
+        raise NotFound(unknown_key(key_id))
     return _key(row)
 
 
