@@ -78,7 +78,21 @@ def test_settings_are_compared_applied_listed_and_rolled_back(gateway: ScriptedG
     assert (refused.exit_code, "version 2 was rolled back" in refused.output.replace("\n", " ")) == (1, True)
     tried = run("apply", "--version", 2, "--share", 0.5, *at)
     assert tried.stdout == "version 1 is active; version 2 for 50% of the runs\n", tried.output
-    assert "version 2 against 1" in run("compare", *at).stdout
+    compared = run("compare", *at).stdout
+    assert compared == "version 2 against 1: too few ended runs yet; a measure needs two of each version\n"
+
+
+def test_a_change_says_which_trial_it_has_ended(gateway: ScriptedGateway, tmp_path: Path) -> None:
+    at = ("--url", gateway.url)
+    files = [
+        write(tmp_path / f"{size}.yaml", {"lanes": {"P1": {**STABLE["P1"], "max_batch": size}}}) for size in (5, 6)
+    ]
+    first, second = (run("apply", one, "--no-try", "--share", 0.5, *at) for one in files)
+    assert first.stdout == "version 1 is active; version 2 for 50% of the runs\n", first.output
+    shown = "version 1 is active; version 3 for 50% of the runs; the trial of version 2 has ended\n"
+    assert second.stdout == shown, second.output
+    assert run("apply", "--version", 3, *at).stdout == "version 3 is active; the trial of version 3 has ended\n"
+    assert run("apply", "--version", 2, *at).stdout == "version 2 is active\n"
 
 
 def test_try_predicts_from_the_ledger_and_apply_stops_at_a_worse_prediction(

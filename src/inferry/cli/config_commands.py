@@ -101,8 +101,9 @@ def apply(
         prediction = None if no_try else _predict(new, config_file, ledger, last, model, share)
         if prediction is not None:
             _check_prediction(prediction, _load(config_file))
+    ended = ask(url, "GET", "/admin/settings", admin_key)["candidate"]
     state = ask(url, "POST", "/admin/settings", admin_key, body=body)
-    _show_state(state)
+    _show_state(state, ended)
 
 
 @config_app.command("rollback")
@@ -134,11 +135,13 @@ def compare(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = 
         return
     out = console()
     before = "" if found["kind"] == "trial" else " in the time before it"
+    versions = f"version {found['candidate']} against {found['active']}{before}"
+    if not found["measures"]:
+        out.print(f"{versions}: too few ended runs yet; a measure needs two of each version", soft_wrap=True)
+        return
     out.print(comparison_table(found))
     out.print(
-        f"version {found['candidate']} against {found['active']}{before}; all intervals hold at all times with "
-        f"a probability of {found['confidence']:.0%}",
-        soft_wrap=True,
+        f"{versions}; all intervals hold at all times with a probability of {found['confidence']:.0%}", soft_wrap=True
     )
 
 
@@ -184,10 +187,12 @@ def _check_prediction(prediction: Prediction, config: Config) -> None:
         fail(f"attainment of {lane} would fall; nothing was applied (--no-try applies it all the same)", status=1)
 
 
-def _show_state(state: dict[str, Any]) -> None:
+def _show_state(state: dict[str, Any], ended: int | None = None) -> None:
+    """Print the versions in use. `ended` is the version whose trial a change has ended."""
     candidate = state["candidate"]
     tried = "" if candidate is None else f"; version {candidate['number']} for {state['share']:.0%} of the runs"
-    typer.echo(f"version {state['active']['number']} is active{tried}")
+    replaced = "" if ended is None else f"; the trial of version {ended} has ended"
+    typer.echo(f"version {state['active']['number']} is active{tried}{replaced}")
 
 
 def _active(url: str, admin_key: str | None) -> Sections:
