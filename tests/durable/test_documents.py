@@ -108,20 +108,25 @@ def test_a_deleted_database_is_reported_as_unavailable(store: DocumentStore, tmp
         store.get("acme", "response", "a", now=0.0)
 
 
-def test_documents_expire_by_the_clock_and_the_sweeper_deletes_all_of_them(store: DocumentStore) -> None:
+def test_documents_expire_by_the_clock_and_the_sweeper_deletes_all_of_them(
+    store: DocumentStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "inferry.durable.sweeper")
     clock = ManualClock()
 
     async def scenario() -> None:
         executor = StoreExecutor()
         documents = Documents(store, executor, clock)
-        sweeper = Sweeper([store.sweep], executor, clock)
+        sweeper = Sweeper({"documents": store.sweep, "files": lambda now, limit: 0}, executor, clock)
         for number in range(SLICE + 5):
             await documents.put("acme", "response", str(number), b"{}", ttl_s=60.0)
         assert await sweeper.sweep() == 0
         clock.advance(60.0)
         assert await documents.get("acme", "response", "0") is None
         assert not (await documents.list("acme", "response")).rows
+        assert not caplog.messages
         assert await sweeper.sweep() == SLICE + 5
+        assert caplog.messages == ["deleted expired rows of documents"]
         assert not await documents.delete("acme", "response", "0")
         await executor.close()
 

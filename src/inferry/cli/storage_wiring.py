@@ -20,9 +20,10 @@ from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
 from inferry.durable.provider_run import Providers
 from inferry.durable.responses import StoredResponses
-from inferry.durable.sweeper import Sweeper
+from inferry.durable.sweeper import Sweep, Sweeper
 from inferry.durable.tenant_data import TenantData
 from inferry.ledger.recorder import Recorder
+from inferry.ledger.stores.async_jobs import AsyncJobStore
 from inferry.ledger.stores.batches import BatchStore
 from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
@@ -147,8 +148,21 @@ def make_storage(
         background,
         async_work,
         TenantData(*stores, executor, *runners, background),
-        Sweeper([one.sweep for one in (*stores, RetentionStore(database, retention))], executor, clock),
+        Sweeper(_sweeps(*stores, RetentionStore(database, retention)), executor, clock),
         StorageStatisticsStore(database),
         providers,
         queued,
     )
+
+
+def _sweeps(
+    documents: DocumentStore, files: FileStore, batches: BatchStore, jobs: AsyncJobStore, ledger: RetentionStore
+) -> dict[str, Sweep]:
+    """What the sweeper deletes, by the name that its log has."""
+    return {
+        "documents": documents.sweep,
+        "files": files.sweep,
+        "batches": batches.sweep,
+        "jobs": jobs.sweep,
+        "the ledger": ledger.sweep,
+    }

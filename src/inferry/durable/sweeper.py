@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from inferry.domain.clock import Clock
 from inferry.durable.executor import StoreExecutor
@@ -13,14 +13,19 @@ SWEEP_INTERVAL_S = 30.0
 SLICE = 100
 
 Sweep = Callable[[float, int], int]
-"""(now, limit) → how many rows it deleted; fewer than `limit` means that none is left. Blocks."""
+"""(now, limit) → how many rows it deleted, or `limit` where more may be left; 0 where there was none. Blocks."""
 
 
 class Sweeper:
-    """Belongs to the event loop it is started on."""
+    """Belongs to the event loop it is started on. `sweeps` are by the name of what they delete."""
 
     def __init__(
-        self, sweeps: Sequence[Sweep], executor: StoreExecutor, clock: Clock, *, interval_s: float = SWEEP_INTERVAL_S
+        self,
+        sweeps: Mapping[str, Sweep],
+        executor: StoreExecutor,
+        clock: Clock,
+        *,
+        interval_s: float = SWEEP_INTERVAL_S,
     ) -> None:
         self._sweeps = sweeps
         self._executor = executor
@@ -37,21 +42,21 @@ class Sweeper:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def sweep(self) -> int:
-        """Delete everything that has expired; return how many rows."""
-        deleted = 0
-        for sweep in self._sweeps:
+        """Delete everything that has expired; return the sum of what the sweeps return."""
+        deleted = dict.fromkeys(self._sweeps, 0)
+        for name, sweep in self._sweeps.items():
             count = SLICE
             while count >= SLICE:
                 count = await self._executor.run(sweep, self._clock.wall(), SLICE)
-                deleted += count
-        return deleted
+                deleted[name] += count
+        if names := [name for name, count in deleted.items() if count]:
+            log.info("deleted expired rows of %s", ", ".join(names))
+        return sum(deleted.values())
 
     async def _run(self) -> None:
         while True:
             try:
-                deleted = await self.sweep()
-                if deleted:
-                    log.info("deleted %d expired rows", deleted)
+                await self.sweep()
             except Exception as error:
                 log.error("cannot delete expired rows (next try in %g s): %s", self._interval_s, type(error).__name__)
             await asyncio.sleep(self._interval_s)
