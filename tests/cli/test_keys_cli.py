@@ -63,12 +63,23 @@ def test_a_key_is_printed_alone_for_scripts_and_works(tmp_path: Path, inferry: I
 def test_a_new_key_is_printed_once(inferry: Inferry) -> None:
     result = inferry("keys", "create", "--tenant", "globex")
     assert result.stdout.startswith("ifk_")
-    for words in ("shown only once", "globex is new", "first key"):
+    for words in ("of the tenant globex", "shown only once", "globex is new and has no limits", "first key"):
         assert words in result.stderr
     again = inferry("keys", "create", "--tenant", "globex")
     assert "is new" not in again.stderr
     assert "first key" not in again.stderr
     assert "is new" not in inferry("keys", "create", "--tenant", "acme").stderr
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_first_key_without_a_tenant_says_whose_it_is_and_that_calls_now_need_one(
+    inferry: Inferry, form: tuple[str, ...]
+) -> None:
+    result = inferry("keys", "create", *form)
+    assert "of the tenant default" in result.stderr
+    assert "The tenant default is new and has no limits" in result.stderr
+    assert "refuse calls without a key" in result.stderr
+    assert "refuse calls" not in inferry("keys", "create", *form).stderr
 
 
 def test_a_keys_limits_expiry_and_label_are_stored(inferry: Inferry) -> None:

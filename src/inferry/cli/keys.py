@@ -90,7 +90,10 @@ def create_key(
     if all(one.name != tenant for one in before.tenants):
         notes.append(f"The tenant {tenant} is new and has no limits; set them with `inferry tenants set {tenant} …`.")
     if not before.keys:
-        notes.append("This is the first key: gateways with this database now require a key, unless auth.mode is off.")
+        notes.append(
+            "This is the first key: from now on, gateways with this database refuse calls without a key, "
+            "unless auth.mode is off."
+        )
     _show_new(new_key, notes, as_json=as_json, quiet=quiet)
 
 
@@ -278,11 +281,11 @@ def _show_new(new_key: NewKey, notes: Sequence[str], *, as_json: bool, quiet: bo
         return
     if as_json:
         typer.echo(msgspec.json.encode({**key_as_dict(new_key.key, new_key.key.created_at), "key": new_key.text}))
-        return
-    typer.echo(new_key.text)
+    else:
+        typer.echo(new_key.text)
     ends = "" if new_key.key.expires_at is None else f", valid until {format_time(new_key.key.expires_at)}"
     # On standard error, so that redirected output is the key alone.
-    _note(f"Key {new_key.key.key_id} of {new_key.key.tenant}{ends}. It is shown only once.")
+    _note(f"Key {new_key.key.key_id} of the tenant {new_key.key.tenant}{ends}. It is shown only once.")
     for note in notes:
         _note(note)
 
