@@ -1,4 +1,4 @@
-"""The gate, broken in one place at a time."""
+"""The gate, what counts against a worker, and deadlines on arrival, broken in one place at a time."""
 
 from mutants.mutant import Mutant, MutantGroup
 
@@ -300,6 +300,20 @@ GROUP = MutantGroup(
             "admission/evaluation.py",
             "permit.run_id = lineage[-1]",
             "permit.run_id = lineage[0]",
+        ),
+        Mutant(
+            "a connection that is not accepted is the job's fault",
+            "dispatch/pool.py",
+            'supervisor.lost(f"{job.job_id}/{job.attempt}", ',
+            "supervisor.lost(job.job_id, ",
+            ("tests/dispatch/test_outage_timeout.py",),
+        ),
+        Mutant(
+            "a deadline is refused by the rate of an outage",
+            "prediction/wait_model.py",
+            "if not prediction.ahead.jobs and left > 0:",
+            "if not prediction.ahead.jobs and left < 0:",
+            ("tests/prediction/test_wait_model.py",),
         ),
     ),
 )

@@ -380,20 +380,6 @@ GROUP = MutantGroup(
             _POOL,
         ),
         Mutant(
-            "a connection that is not accepted is the job's fault",
-            "dispatch/pool.py",
-            'supervisor.lost(f"{job.job_id}/{job.attempt}", ',
-            "supervisor.lost(job.job_id, ",
-            ("tests/dispatch/test_outage_timeout.py",),
-        ),
-        Mutant(
-            "a deadline is refused by the rate of an outage",
-            "prediction/wait_model.py",
-            "if not prediction.ahead.jobs and left > 0:",
-            "if not prediction.ahead.jobs and left < 0:",
-            ("tests/prediction/test_wait_model.py",),
-        ),
-        Mutant(
             "a model can do what one of its workers can",
             "dispatch/pool.py",
             "features=a.features & b.features",
