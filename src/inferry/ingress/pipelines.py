@@ -47,7 +47,7 @@ class PipelinesRouter(Router):
             if name not in self._versions.pipeline_names():
                 raise _unknown(name)
             self._check_allowed(name, caller)
-            work = partial(self._run, decode_body(_decoder, request.body or b"{}"))
+            work = partial(self._run, decode_body(_decoder, request.body))
             self._calls.start(work, name, None, request, reply, caller)
             return
         pipeline = self._versions.active.pipelines.get(name)

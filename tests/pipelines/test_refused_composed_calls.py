@@ -1,0 +1,31 @@
+"""Requests that composed models refuse."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.tenant_gateway import CHAT
+from support.two_models import TwoModelGateway
+
+STAGE = {"kind": "generate", "model": "small", "messages": [{"content": "{{ input.text }}"}], "max_tokens": 16}
+PIPELINE = {"inputs": {"text": {"default": "Hello?"}}, "chat_input": "text", "stages": {"answer": STAGE}}
+CONFIG: dict[str, Any] = {"pipelines": {"p": PIPELINE}, "routes": {"auto": {"default": "small"}}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+TEXT = {"type": "text", "text": "What is it?"}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoModelGateway]:
+    directory: Path = tmp_path_factory.mktemp("gateway")
+    with TwoModelGateway(directory, CONFIG) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", ["/v1/pipelines/p", CHAT, "/v1/messages", "/v1/responses", "/v1/embeddings"])
+@pytest.mark.parametrize("body", [None, b"", b" ", b"{"])
+def test_a_body_without_json_is_refused(gateway: TwoModelGateway, path: str, body: bytes | None) -> None:
+    refused = gateway.call("POST", path, body)
+    assert refused.status == 400
+    assert b"not valid JSON" in refused.body
