@@ -29,3 +29,12 @@ def test_a_body_without_json_is_refused(gateway: TwoModelGateway, path: str, bod
     refused = gateway.call("POST", path, body)
     assert refused.status == 400
     assert b"not valid JSON" in refused.body
+
+
+@pytest.mark.parametrize("content", [[PICTURE], [TEXT, PICTURE]])
+def test_a_pipeline_as_a_model_names_the_part_that_it_cannot_take(gateway: TwoModelGateway, content: Any) -> None:
+    refused = gateway.call("POST", CHAT, {"model": "p", "messages": [{"role": "user", "content": content}]})
+    assert (refused.status, refused.code) == (400, "unsupported_feature")
+    assert "`image_url` parts" in refused.json["error"]["message"]
+    answered = gateway.call("POST", CHAT, {"model": "p", "messages": [{"role": "user", "content": [TEXT, TEXT]}]})
+    assert answered.status == 200

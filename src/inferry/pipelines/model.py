@@ -18,7 +18,7 @@ from inferry.pipelines.graph import answers_chat, models_of
 from inferry.pipelines.value_types import read_value
 
 MAX_NAME_CHARS = 64
-"""Longest name of an unknown input that an error repeats."""
+"""Longest name of an unknown input or part that an error repeats."""
 _OWN_FIELDS = frozenset({"model", "messages"})
 
 
@@ -67,7 +67,9 @@ class PipelineModel:
         return self.pipeline.checked.declared.chat_input is not None
 
     async def serve(self, call: ComposedCall) -> None:
-        """Answer a chat request: its last user message is the chat input."""
+        """Answer a chat request: its last user message is the chat input. Raises UnsupportedFeature for other parts
+        than text.
+        """
         name = self.pipeline.checked.declared.chat_input
         if name is None or not call.generates or call.step_path != CHAT:
             raise UnsupportedFeature(f"the pipeline `{call.name}` answers chat requests only", param="model")
@@ -176,8 +178,16 @@ def _last_user_text(raw: Raw) -> str:
         if message.role == "user" and message.content is not None:
             if isinstance(message.content, str):
                 return message.content
-            return "".join(part.text for part in message.content if part.type == "text")
+            return "".join(map(_text_of, message.content))
     raise InvalidRequest("`messages` has no user message", param="messages")
+
+
+def _text_of(part: _Part) -> str:
+    if part.type == "text":
+        return part.text
+    # Other text may be part of a prompt.
+    kind = f" `{part.type}`" if part.type.isidentifier() and len(part.type) <= MAX_NAME_CHARS else " other"
+    raise UnsupportedFeature(f"`messages`: a pipeline takes text only and no{kind} parts", param="messages")
 
 
 def _encode_vector(value: Any) -> Any:
