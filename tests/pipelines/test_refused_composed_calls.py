@@ -38,3 +38,18 @@ def test_a_pipeline_as_a_model_names_the_part_that_it_cannot_take(gateway: TwoMo
     assert "`image_url` parts" in refused.json["error"]["message"]
     answered = gateway.call("POST", CHAT, {"model": "p", "messages": [{"role": "user", "content": [TEXT, TEXT]}]})
     assert answered.status == 200
+
+
+def test_a_prefilled_answer_of_a_pipeline_is_refused_by_name(gateway: TwoModelGateway) -> None:
+    turns = [{"role": "user", "content": "Where is my parcel?"}, {"role": "assistant", "content": "Thanks"}]
+    body = {"model": "p", "max_tokens": 9, "messages": turns}
+    gateway.upstream.bodies.clear()
+    message = gateway.call("POST", "/v1/messages", body)
+    assert message.status == 400
+    assert "`messages: prefilled answer` is not supported by the pipeline" in message.json["error"]["message"]
+    flags = {"continue_final_message": True, "add_generation_prompt": False}
+    refused = gateway.call("POST", CHAT, {**body, **flags})
+    assert (refused.code, refused.json["error"]["param"]) == ("unsupported_feature", "continue_final_message")
+    assert not gateway.asked()
+    assert gateway.call("POST", CHAT, {**body, **flags, "continue_final_message": False}).status == 200
+    assert not flags.keys() & gateway.upstream.bodies[-1].keys()

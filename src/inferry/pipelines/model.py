@@ -19,7 +19,9 @@ from inferry.pipelines.value_types import read_value
 
 MAX_NAME_CHARS = 64
 """Longest name of an unknown input or part that an error repeats."""
-_OWN_FIELDS = frozenset({"model", "messages"})
+_PREFILL = "continue_final_message"
+_OWN_FIELDS = frozenset({"model", "messages", _PREFILL, "add_generation_prompt"})
+"""Fields of a chat request that say nothing of the request of the last stage, which has messages of its own."""
 
 
 class PipelineRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,12 +69,14 @@ class PipelineModel:
         return self.pipeline.checked.declared.chat_input is not None
 
     async def serve(self, call: ComposedCall) -> None:
-        """Answer a chat request: its last user message is the chat input. Raises UnsupportedFeature for other parts
-        than text.
+        """Answer a chat request: its last user message is the chat input. Raises UnsupportedFeature where the answer
+        shall continue the client's last message, and for other parts than text.
         """
         name = self.pipeline.checked.declared.chat_input
         if name is None or not call.generates or call.step_path != CHAT:
             raise UnsupportedFeature(f"the pipeline `{call.name}` answers chat requests only", param="model")
+        if call.fields.get(_PREFILL) == Raw(b"true"):
+            raise UnsupportedFeature(f"`{_PREFILL}` is not supported by the pipeline `{call.name}`", param=_PREFILL)
         inputs = self._read_inputs({name: _last_user_text(call.fields["messages"])})
         fields = {field: value for field, value in call.fields.items() if field not in _OWN_FIELDS}
         await self._run(call, inputs, fields)
