@@ -203,6 +203,18 @@ def test_cancelling_the_run_cancels_the_batch(tmp_path: Path) -> None:
         assert finished(api, batch.id).status == "cancelled"
 
 
+def test_cancelling_the_run_cancels_a_batch_of_which_no_item_has_run(tmp_path: Path) -> None:
+    with ScriptedGateway(tmp_path) as gateway, client(gateway, "acme") as api, client(gateway) as other:
+        gateway.run(gateway.service.storage.runner.close())  # batches are left to another gateway
+        batch = create(api, [a_line(1), a_line(2)])
+        for stranger, id in ((other, batch.id), (api, "batch_unknown")):
+            with pytest.raises(openai.NotFoundError, match="there is no run"):
+                stranger.delete(f"/runs/{id}", cast_to=str)
+        assert api.batches.retrieve(batch.id).status == "validating"
+        assert json.loads(api.delete(f"/runs/{batch.id}", cast_to=str))["status"] == "cancelled"
+        assert api.batches.retrieve(batch.id).status == "cancelling"
+
+
 def test_batches_are_listed_in_pages_and_belong_to_their_tenant(gateway: ScriptedGateway) -> None:
     with client(gateway, "acme") as mine, client(gateway, "other") as theirs:
         ids = [create(mine, [a_line(1)]).id for _ in range(5)]

@@ -301,6 +301,7 @@ def _stored_content(
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
     app.responses.use_storage(storage.responses, storage.background)
+    app.runs.use_batches(storage.batches)
     app.mount(lambda refuse, fail: MessageBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
     app.use_storage(storage.tenant_data, storage.async_work.secrets)

@@ -17,6 +17,7 @@ from inferry.durable.files import Files
 from inferry.durable.ids import new_id
 
 CANCELLABLE = ("validating", "in_progress")
+_PREFIXES: dict[BatchApi, str] = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
 class ClientStore(Outcomes, Protocol):
@@ -94,7 +95,7 @@ class Batches:
                 raise InvalidRequest("the purpose of the input file must be batch", param="input_file_id")
         status = "validating" if new.input_file is not None else "in_progress"
         batch = Batch(
-            id=new_id("batch_" if new.api == "openai" else "msgbatch_"),
+            id=new_id(_PREFIXES[new.api]),
             tenant=new.tenant,
             key_id=new.key_id,
             api=new.api,
@@ -117,6 +118,14 @@ class Batches:
         if batch is None:
             raise NotFound("no such batch", param="batch_id")
         return batch
+
+    async def find_unfinished(self, tenant: str, id: str) -> Batch | None:
+        """The batch of either API with this id, unless it has finished."""
+        api = next((api for api, prefix in _PREFIXES.items() if id.startswith(prefix)), None)
+        if api is None:
+            return None
+        batch = await self._executor.run(self._store.get, tenant, api, id, self._clock.wall())
+        return batch if batch is not None and batch.status in UNFINISHED else None
 
     async def list(
         self, tenant: str, api: BatchApi, *, after: str | None = None, limit: int = 20, newest_first: bool = True

@@ -92,7 +92,7 @@ class App:
             gateway, admin_key, None if tenants is None else AdminTenants(tenants, gateway, self._refuse)
         )
         self._admin.adapters = AdminAdapters(gateway.adapters, self._refuse)
-        self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
+        self.runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
         self._files = static.DashboardFiles()
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +136,7 @@ class App:
     def use_dashboard(self, data: DashboardData) -> None:
         """Serve the dashboard's data to operators."""
         self._admin.dashboard = DashboardEndpoints(
-            self._refuse, self._internal_error, data, self._gateway, self._runs, self._admin.sessions
+            self._refuse, self._internal_error, data, self._gateway, self.runs, self._admin.sessions
         )
 
     def use_histories(self, around: Callable[[Endpoint], Endpoint]) -> None:
@@ -320,7 +320,7 @@ class App:
         if path.startswith(_API_PREFIX):
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
             is_run = path == RUNS or path.startswith(f"{RUNS}/")
-            router = self._runs if is_run else self._router_of(path)
+            router = self.runs if is_run else self._router_of(path)
             if router is not None:
                 router.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
                 return
@@ -333,7 +333,7 @@ class App:
 
     def use_ledger(self, open_reader: Callable[[], RunQueries | None]) -> None:
         """Read runs from another ledger from now on."""
-        self._runs.use_ledger(open_reader)
+        self.runs.use_ledger(open_reader)
 
     async def close(self) -> None:
         """Close the ledger. Nothing may be served after this."""
@@ -342,7 +342,7 @@ class App:
         for router in self._routers:
             await router.close()
         await self._admin.close()
-        await self._runs.close()
+        await self.runs.close()
 
     def _index(self, path: str, reply: Reply, caller: Caller) -> None:
         if static.wants_page(reply.request):

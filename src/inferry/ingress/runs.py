@@ -8,6 +8,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -16,8 +17,9 @@ import msgspec
 
 from inferry.dispatch.gateway import Gateway, RunStatus
 from inferry.domain.callers import Caller
-from inferry.domain.errors import GatewayError, InvalidRequest, NotFound, RunNotFound
+from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, NotFound, RunNotFound
 from inferry.domain.runs import RunQueries, RunSummary, TimelinePosition, TimelineRows
+from inferry.durable.batches import Batches
 from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
@@ -63,6 +65,7 @@ class RunEndpoints:
         self._refuse = refuse
         self._fail = fail
         self._reading = asyncio.Lock()
+        self._batches: Batches | None = None
         self._tool_reports = ToolReports()
         self._tasks: set[asyncio.Task[None]] = set()
         # Constant, so that a run keeps its position in a listing from page to page.
@@ -110,6 +113,10 @@ class RunEndpoints:
             self._refuse(error, request, reply)
         except Exception:
             self._fail(request, reply)
+
+    def use_batches(self, batches: Batches) -> None:
+        """Batches are runs, and end with them."""
+        self._batches = batches
 
     def use_ledger(self, open_reader: Callable[[], RunQueries | None]) -> None:
         """Open another ledger off the event loop, and read from it from then on."""
@@ -202,8 +209,14 @@ class RunEndpoints:
 
     async def _cancel(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
         wait_ms = _number(params, "wait_ms", DEFAULT_WAIT_MS, minimum=0, maximum=MAX_WAIT_MS)
-        is_known = not self._gateway.has_run(tenant, run_id) and await self._ledger_has_run(tenant, run_id)
+        batch = None if self._batches is None else await self._batches.find_unfinished(tenant, run_id)
+        is_known = batch is not None
+        if not is_known and not self._gateway.has_run(tenant, run_id):
+            is_known = await self._ledger_has_run(tenant, run_id)
         report = await self._gateway.cancel_run(tenant, run_id, wait_s=wait_ms / 1000, is_known=is_known)
+        if self._batches is not None and batch is not None:
+            with suppress(Conflict, NotFound):  # it has ended meanwhile
+                await self._batches.cancel(tenant, batch.api, batch.id)
         done = {"id": run_id, "object": "run.cancelled", "status": RunStatus.CANCELLED.value}
         return done | msgspec.structs.asdict(report)
 
