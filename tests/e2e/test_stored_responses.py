@@ -10,7 +10,7 @@ from aiohttp import web
 from openai import OpenAI
 from openai.types.responses import Response
 
-from support.chat_script import WEATHER_CALLS, answer, piece
+from support.chat_script import WEATHER_CALLS, answer, piece, tool_call
 from support.http_gateway import HttpGateway
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, get, post
@@ -172,6 +172,18 @@ def test_a_response_follows_on_another(tmp_path: Path) -> None:
         api.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError, match=f"Previous response with id '{first.id}' not found"):
             api.responses.create(model="m", input="Hm", previous_response_id=third.id)
+
+
+def test_a_response_whose_call_was_cut_off_can_be_followed(tmp_path: Path) -> None:
+    cut_off = answer(*tool_call(0, "call-a", "weather", '{"city":'), piece("length"))
+    with HttpGateway(tmp_path, cut_off, {"auth": {"mode": "off"}}) as gateway, client(gateway) as api:
+        first = api.responses.create(model="m", input=HELLO, tools=[WEATHER])
+        assert (first.status, first.output[-1].status) == ("incomplete", "incomplete")  # type: ignore[union-attr]
+        gateway.upstream.script = GREETING
+        api.responses.create(model="m", input="Again.", previous_response_id=first.id, tools=[WEATHER])
+        sent = gateway.upstream.bodies[-1]["messages"]
+        assert [one["role"] for one in sent] == ["user"]
+        assert [part["text"] for part in sent[0]["content"]] == [HELLO, "Again."]
 
 
 def test_items_are_referred_to_by_their_ids(tmp_path: Path) -> None:

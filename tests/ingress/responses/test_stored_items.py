@@ -31,6 +31,18 @@ def test_a_response_that_has_not_ended_is_no_conversation(status: str) -> None:
         history_of([stored(), stored(status)])
 
 
+def test_a_call_that_was_cut_off_is_no_part_of_the_conversation() -> None:
+    calls = [
+        {"type": "function_call", "status": status, "call_id": status, "name": "f", "arguments": '{"a'}
+        for status in ("completed", "incomplete")
+    ]
+    cut_off = StoredResponse(
+        response=Raw(msgspec.json.encode({"status": "incomplete", "output": calls})),
+        input=[Raw(b'{"type":"message","role":"user"}')],
+    )
+    assert [one.call_id for one in history_of([cut_off, stored()])] == [None, "completed", None, None]
+
+
 def test_stored_items_have_a_type_and_an_id() -> None:
     text = {"type": "input_text", "text": "b"}
     call = {"type": "function_call", "id": "fc_given", "call_id": "c", "name": "f", "arguments": "{}"}

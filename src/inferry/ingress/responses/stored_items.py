@@ -5,6 +5,7 @@ output, `msg_<response>_i<number>` in the input.
 """
 
 import re
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -33,7 +34,13 @@ class _ItemId(Struct):
     id: str = ""
 
 
+class _ItemEnd(Struct):
+    type: str | None = None
+    status: Any = None
+
+
 _id_decoder = msgspec.json.Decoder(_ItemId)
+_end_decoder = msgspec.json.Decoder(_ItemEnd)
 
 
 def id_of(item: Raw) -> str:
@@ -60,8 +67,15 @@ async def find_item(responses: StoredResponses, tenant: str, id: str, path: str)
 
 
 def history_of(chain: list[StoredResponse]) -> list[InputItem]:
-    """The items of earlier responses, in order. Raises InvalidRequest where the last one has not ended."""
-    return decode_items(b"[%b]" % b",".join(bytes(item) for item in context_of(chain)))
+    """The items of earlier responses, in order, without function calls that were cut off: their arguments are not JSON,
+    which chat templates need. Raises InvalidRequest where the last one has not ended.
+    """
+    return decode_items(b"[%b]" % b",".join(bytes(item) for item in context_of(chain) if not _is_cut_off_call(item)))
+
+
+def _is_cut_off_call(item: Raw) -> bool:
+    end = _end_decoder.decode(item)
+    return end.type == "function_call" and end.status == "incomplete"
 
 
 def context_of(chain: list[StoredResponse]) -> list[Raw]:
