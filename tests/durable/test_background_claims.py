@@ -52,6 +52,11 @@ def test_the_call_of_a_response_that_another_gateway_cancels_is_stopped(
         await other.background.cancel("acme", "resp_1")
         assert await running.until_ended() == "cancelled", "though its call never answers"
         assert running.background.is_running("acme", "resp_2")
+        async with asyncio.timeout(120):
+            while is_streamed and b'"status":"cancelled"' not in (
+                await other.responses.events("acme", "resp_1") or b""
+            ):
+                await asyncio.sleep(0.001)
         running.gateway.gate.set()
         assert await running.until_ended("resp_2") == "completed"
         events = await running.responses.events("acme", "resp_2")

@@ -292,6 +292,24 @@ def test_cancelling_frees_the_engine(api: OpenAI, gateway: ScriptedGateway) -> N
         api.responses.cancel(plain.id)
 
 
+def test_a_cancelled_stream_has_a_last_event_and_can_be_read_again(api: OpenAI, gateway: ScriptedGateway) -> None:
+    gateway.run(close_gate(gateway))
+    stream = api.responses.create(model="m", input=HELLO, background=True, stream=True)
+    first = next(stream)
+    assert first.type == "response.created"
+    id = first.response.id
+    until(lambda: gateway.worker.running == 1)
+    assert api.responses.cancel(id).status == "cancelled"
+    events = [first, *stream]
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert (last.response.id, last.response.status) == (id, "cancelled")
+    assert [one.sequence_number for one in events] == list(range(len(events)))
+    assert list(api.responses.retrieve(id, stream=True)) == events
+    assert api.responses.cancel(id).status == "cancelled"
+    assert list(api.responses.retrieve(id, stream=True)) == events
+
+
 def test_deleting_ends_a_background_response(api: OpenAI, gateway: ScriptedGateway) -> None:
     gateway.run(close_gate(gateway))
     created = api.responses.create(model="m", input=HELLO, background=True)

@@ -44,10 +44,18 @@ MAX_AGE_S = 86_400.0
 _TOO_OLD = b'{"error":{"message":"the response did not end within 24 hours"}}'
 FIRST_EVENTS = (b"response.created", b"response.queued")
 """Events of a streamed response before its call is made."""
+LAST_EVENTS = {
+    "completed": b"response.completed",
+    "incomplete": b"response.incomplete",
+    "cancelled": b"response.incomplete",
+    "failed": b"response.failed",
+}
+"""The last event of a streamed response, by its status."""
 WATCH_INTERVAL_S = 1.0
 """Time between two claims, and between two looks at which responses other gateways have ended, while calls run."""
 
 _encode = msgspec.json.encode
+_LAST_HEADS = tuple(b"event: %b\n" % name for name in LAST_EVENTS.values())
 
 
 class BackgroundCall(Struct, kw_only=True):
@@ -84,6 +92,7 @@ class BackgroundResponses:
         self._execute = execute
         self._tasks: dict[Place, asyncio.Task[None]] = {}
         self._accepting: set[Place] = set()
+        self._cancelling: set[Place] = set()
         self._logs: dict[Place, EventLog] = {}
         self._resuming: asyncio.Task[None] | None = None
 
@@ -139,12 +148,21 @@ class BackgroundResponses:
         return self._logs.get((tenant, id))
 
     async def cancel(self, tenant: str, id: str) -> StoredResponse:
-        """End the response, with its call at the engine. A finished one stays as it is. Raises NotFound."""
-        task = self._tasks.get((tenant, id))
-        if task is not None:
-            await _stop([task])
-        stored = await self._responses.end(tenant, id, partial(_ended, status="cancelled", error=None))
-        await self._documents.delete(tenant, KIND, id)
+        """End the response, with its call at the engine and its stream. A finished one stays as it is. Raises
+        NotFound.
+        """
+        place = tenant, id
+        task = self._tasks.get(place)
+        self._cancelling.add(place)
+        try:
+            if task is not None:
+                await _stop([task])
+            stored = await self._responses.end(tenant, id, partial(_ended, status="cancelled", error=None))
+            await self._documents.delete(tenant, KIND, id)
+            await self._keep_events(tenant, id, stored)
+        finally:
+            self._cancelling.discard(place)
+            self._end_log(place)
         return stored
 
     async def stop_tenant(self, tenant: str) -> None:
@@ -174,6 +192,10 @@ class BackgroundResponses:
 
     def _forget(self, place: Place) -> None:
         del self._tasks[place]
+        if place not in self._cancelling:  # else its last event is still to come
+            self._end_log(place)
+
+    def _end_log(self, place: Place) -> None:
         event_log = self._logs.pop(place, None)
         if event_log is not None:
             event_log.end()
@@ -193,8 +215,9 @@ class BackgroundResponses:
         running = list(self._tasks)
         unfinished = await self._documents.ids_of_kind(KIND)
         for place in running:
-            if place not in unfinished and (task := self._tasks.get(place)) is not None:
-                task.cancel()
+            if place not in unfinished and place in self._tasks:
+                with suppress(NotFound):  # it was deleted
+                    await self.cancel(*place)
 
     async def _resume(self) -> None:
         found = await until_done(partial(self._documents.of_kind, KIND), "read unfinished background responses")
@@ -250,11 +273,16 @@ class BackgroundResponses:
         else:
             error = failure(answer.status, answer.code, _message(answer))
             stored = await self._end(tenant, id, partial(_ended, status="failed", error=error))
+        await self._keep_events(tenant, id, stored)
+
+    async def _keep_events(self, tenant: str, id: str, stored: StoredResponse) -> None:
+        """Store the events of a streamed response that has ended. It gets a last event unless its call wrote one."""
         event_log = self._logs.get((tenant, id))
-        if event_log is not None and stored.state.status != "cancelled":
-            if answer.status != 200:
-                _add_event(event_log, b"response.failed", stored.response)
-            await self._responses.put_events(tenant, id, event_log.events)
+        if event_log is None:
+            return
+        if not event_log.events[-1].startswith(_LAST_HEADS):
+            _add_event(event_log, LAST_EVENTS[stored.state.status], stored.response)
+        await self._responses.put_events(tenant, id, event_log.events)
 
     async def _call(self, tenant: str, id: str, call: BackgroundCall, is_charged: bool) -> CallAnswer:
         headers = {name.encode("latin-1"): value.encode("latin-1") for name, value in call.headers.items()}
