@@ -49,6 +49,39 @@ def test_messages_name_their_own_fields(real: Serving) -> None:
     assert "`stop_sequences`" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [({"properties": {"a": {"type": "objekt"}}}, "{}.properties.a.type"), ({"type": "array"}, "{}.type")],
+)
+def test_schemas_of_tools_have_the_names_of_the_api(real: Serving, change: dict[str, Any], place: str) -> None:
+    schema = {"type": "object", **change}
+    fields = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+    _, _, answer = post(real.url, "/v1/messages", {**fields, "tools": [{"name": "f", "input_schema": schema}]})
+    assert f"`{place.format('tools[0].input_schema')}`" in answer["error"]["message"]
+    tool = {"type": "function", "name": "f", "parameters": schema}
+    _, _, answer = post(real.url, "/v1/responses", {"model": "tiny", "input": "hello", "tools": [tool]})
+    assert answer["error"]["param"] == place.format("tools[0].parameters")
+    assert f"`{answer['error']['param']}`" in answer["error"]["message"]
+    _, _, answer = post(real.url, "/v1/chat/completions", {**fields, "tools": [{"type": "function", "function": tool}]})
+    assert answer["error"]["param"] == place.format("tools[0].function.parameters")
+
+
+def test_names_of_tools_have_the_names_of_the_api(real: Serving) -> None:
+    fields = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+    _, _, answer = post(real.url, "/v1/messages", {**fields, "tools": [{"name": "a b", "input_schema": {}}]})
+    assert "`tools[0].name`" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("block", "missing"),
+    [({"text": "hello"}, "type"), ({"type": "document", "source": {}}, "source.type")],
+)
+def test_a_missing_field_of_a_block_is_named(real: Serving, block: Any, missing: str) -> None:
+    messages = [{"role": "user", "content": [block]}]
+    _, _, answer = post(real.url, "/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": messages})
+    assert answer["error"]["message"] == f"`messages[0].content[0].{missing}` is required"
+
+
 def test_prefilled_answers_are_continued_or_refused_by_name(scripted: ScriptedGateway, real: Serving) -> None:
     turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "The answer"}]
     body = {"max_tokens": 9, "temperature": 0, "messages": turns}

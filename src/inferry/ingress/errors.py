@@ -40,16 +40,23 @@ def error_body(error: GatewayError) -> bytes:
     )
 
 
+_FUNCTION: Final = re.compile(r"(tools\[\d+\])\.function\.(parameters\b)?")
+
+
 class FieldNames:
     """Fields of chat requests by the names that another API has for them, in the errors of that API.
 
     An index of a chat message or of a place in it is left out: it is not that of the client's request. `schemas` are
-    fields that the client's request contains as they are, so that a place in them is named.
+    fields that the client's request contains as they are, so that a place in them is named. `tool_schema` is the field
+    of a tool with the schema of its arguments; tools of the API have no `function`.
     """
 
-    def __init__(self, names: dict[str, str], schemas: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, names: dict[str, str], schemas: dict[str, str] | None = None, *, tool_schema: str = "parameters"
+    ) -> None:
         self._names = names
         self._schemas = schemas or {}
+        self._tool_schema = tool_schema
         self._field = re.compile(rf"^({'|'.join(names)})(?:[.\\[].*)?$", re.DOTALL)
         self._quoted = re.compile(rf"`({'|'.join(names)})(?:[.\\[][^`]*)?`")
 
@@ -57,11 +64,12 @@ class FieldNames:
         """The error with the names of the API: the same object where it names none of the fields."""
         if error.has_client_names:
             return error
-        for field, name in self._schemas.items():
-            if error.param is not None and error.param.startswith(field):
+        param = error.param or ""
+        for field, name in (*self._schemas.items(), *self._function(param)):
+            if param.startswith(field):
                 renamed = copy.copy(error)
                 renamed.message = error.message.replace(field, name)
-                renamed.param = name + error.param.removeprefix(field)
+                renamed.param = name + param.removeprefix(field)
                 return renamed
         found = None if error.param is None else self._field.match(error.param)
         message = self._quoted.sub(self._name, error.message)
@@ -72,6 +80,11 @@ class FieldNames:
         if found is not None:
             renamed.param = self._names[found[1]]
         return renamed
+
+    def _function(self, param: str) -> list[tuple[str, str]]:
+        """The field of a tool that the parameter begins with, and its name in the API."""
+        found = _FUNCTION.match(param)
+        return [] if found is None else [(found[0], f"{found[1]}.{self._tool_schema if found[2] else ''}")]
 
     def _name(self, found: re.Match[str]) -> str:
         return f"`{self._names[found[1]]}`"

@@ -124,7 +124,8 @@ def _blocks(content: Raw, path: str) -> list[Block]:
         if wrong.param is None:
             raise InvalidRequest(f"`{path}` must be text or a list of blocks", param=path) from None
         param = f"{path}{wrong.param}"
-        raise InvalidRequest(f"`{param}`: {wrong.message.partition(': ')[2]}", param=param) from None
+        reason = wrong.message.removeprefix(f"`{wrong.param}`")
+        raise InvalidRequest(f"`{param}`{reason}", param=param) from None
 
 
 def _arguments(block: Block, path: str) -> bytes:

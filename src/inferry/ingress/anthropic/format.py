@@ -33,6 +33,7 @@ _FIELDS = FieldNames(
         "continue_final_message": "messages: prefilled answer",
     },
     {"response_format.json_schema.schema": "output_config.format.schema"},
+    tool_schema="input_schema",
 )
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _encode = msgspec.json.encode

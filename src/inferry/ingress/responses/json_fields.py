@@ -19,8 +19,8 @@ def decode_field(decoder: msgspec.json.Decoder[Any], raw: Raw | bytes, path: str
         if wrong.param is None:
             raise InvalidRequest(f"`{path}` must be {kind}", param=path) from None
         inner = wrong.param if wrong.param.startswith("[") else f".{wrong.param}"
-        reason = wrong.message.replace(f"`{wrong.param}`", "").removeprefix(": ").strip()
-        raise InvalidRequest(f"`{path}{inner}`: {reason}", param=f"{path}{inner}") from None
+        reason = wrong.message.removeprefix(f"`{wrong.param}`")
+        raise InvalidRequest(f"`{path}{inner}`{reason}", param=f"{path}{inner}") from None
 
 
 def json_string(raw: Raw | UnsetType, path: str) -> bytes:
