@@ -280,7 +280,7 @@ class BackgroundResponses:
         event_log = self._logs.get((tenant, id))
         if event_log is None:
             return
-        if not event_log.events[-1].startswith(_LAST_HEADS):
+        if not event_log.events or not event_log.events[-1].startswith(_LAST_HEADS):
             _add_event(event_log, LAST_EVENTS[stored.state.status], stored.response)
         await self._responses.put_events(tenant, id, event_log.events)
 
