@@ -55,6 +55,7 @@ class ComposedGateway(TwoModelGateway):
 
 STAGE = {"kind": "generate", "model": "small", "messages": [{"content": "{{ input.text }}"}], "max_tokens": 16}
 CONFIG: dict[str, Any] = {
+    "health": {"failure_threshold": 1000},  # the calls that break answers are to reach the engines
     "routes": {
         "sorted": {"classify": {"model": "small", "labels": {"easy": "small", "hard": "large"}}, "default": "large"}
     },
