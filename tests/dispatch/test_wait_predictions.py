@@ -38,17 +38,18 @@ class NoLedger:
 
 
 class OneAtATime:
-    """A gateway whose worker runs one job at a time and is done with it when told to."""
+    """A gateway whose worker runs one job at a time and is done with it when told to. Another model has a worker too."""
 
     def __init__(self, lanes: Any = DEFAULT_LANES) -> None:
         self.clock = ManualClock(100.0)
         self.worker = ScriptedWorker(words=("done",), capacity=Capacity(sequences=1), clock=self.clock)
         self.worker.gate.clear()
+        other = ScriptedWorker("other", models=("other",), clock=self.clock)
         self.gateway = make_gateway(
             lanes=lanes,
-            pool=Pool([self.worker], self.clock),
+            pool=Pool([self.worker, other], self.clock),
             recorder=Recorder(NoLedger()),
-            metrics=Metrics(["m"], [self.worker.name]),
+            metrics=Metrics(["m", "other"], [self.worker.name, other.name]),
             clock=self.clock,
         )
 
@@ -125,6 +126,20 @@ def test_a_job_that_would_expire_in_the_queue_is_refused_on_arrival() -> None:
             assert error.retry_after_s is not None
             assert 10 <= error.retry_after_s <= 120
             assert b'inferry_errors_total{code="deadline_infeasible"} 1' in house.gateway._metrics.render()[0]
+
+    run(scenario())
+
+
+def test_a_queue_of_another_models_worker_refuses_no_deadline() -> None:
+    async def scenario() -> None:
+        async with one_at_a_time() as house:
+            house.submit(model="other")
+            await house.measured(backlog=20)
+            stream = house.submit(deadline_in_s=5.0, model="other")
+            await run_pending()
+            assert stream.attempt.sent_at is not None
+            with pytest.raises(DeadlineInfeasible):
+                house.submit(deadline_in_s=5.0)
 
     run(scenario())
 

@@ -56,6 +56,14 @@ def test_all_jobs_of_higher_lanes_are_ahead() -> None:
     assert scheduler.ahead(Lane.P2, "b") == QueuedAhead(1, 100, 10)
 
 
+def test_jobs_that_want_other_workers_are_no_rivals() -> None:
+    scheduler = a_scheduler(a_view("a", models=("m",), sequences=1), a_view("b", models=("other",)))
+    offer(scheduler, a_job("first", model="m"), a_job("second", model="m"), a_job("third", model="other"))
+    assert sorted(sent(scheduler.tick(0.0))) == ["first", "third"]
+    assert scheduler.has_rivals(a_job(model="m"))
+    assert not scheduler.has_rivals(a_job(model="other"))
+
+
 @pytest.mark.parametrize("lane", [None, Lane.P1])
 def test_jains_index_is_over_tenants_that_have_work(lane: Lane | None) -> None:
     scheduler = Scheduler({Lane.P1: a_policy()}, {"b": 2.0})

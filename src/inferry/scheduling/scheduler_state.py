@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from inferry.domain.decisions import Decision
+from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import CapacityUse, QueuedAhead
 from inferry.domain.routes import RouteKey
@@ -47,6 +48,15 @@ class SchedulerState:
     def ahead(self, lane: Lane, tenant: str | None = None) -> QueuedAhead:
         """What is queued before a job of this lane and tenant that would arrive now."""
         return statistics.ahead(self._lane_queues, lane, tenant)
+
+    def has_rivals(self, job: InferenceJob) -> bool:
+        """Whether jobs that wait at or above the job's lane want a worker that it may use; true if that is unknown."""
+        lane_queue = self._lane_queue_of[job.lane]
+        own = None if lane_queue is None else lane_queue.known_queue(job)
+        if own is None:
+            return True
+        above = [lane_queue for lane_queue in self._lane_queues if lane_queue.rules.number <= job.lane]
+        return any(own.route.overlaps(queue.route) for lane_queue in above for queue in lane_queue.waiting)
 
     def use(self, worker: str) -> CapacityUse:
         """What this gateway's jobs in flight take up on the worker."""
