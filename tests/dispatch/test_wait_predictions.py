@@ -38,7 +38,7 @@ class NoLedger:
 
 
 class OneAtATime:
-    """A gateway whose worker runs one job at a time and is done with it when told to. Another model has a worker too."""
+    """A gateway whose worker runs one job at a time and is done with it when told to. Another model has its own."""
 
     def __init__(self, lanes: Any = DEFAULT_LANES) -> None:
         self.clock = ManualClock(100.0)

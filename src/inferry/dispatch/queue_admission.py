@@ -53,9 +53,9 @@ class QueueAdmission:
                 return overflowed, _NO_WAIT
         if refusal is not None:
             raise refusal
-        if job.deadline is not None and (too_late := deadline_refusal(self._waits, job, in_time, now)) is not None:
-            if self._scheduler.has_rivals(job):  # not where all that wait want workers of other models
-                raise too_late
+        too_late = None if job.deadline is None else deadline_refusal(self._waits, job, in_time, now)
+        if too_late is not None and self._scheduler.has_rivals(job):
+            raise too_late
         if not self._limiter.has_space(job):
             self._check_limits(job, self._predict(job, None, now), now)
         return job, prediction
