@@ -171,8 +171,8 @@ class Account:
         )
 
 
-def _how_full(ceiling: int | None, used: int) -> str:
-    if ceiling is None or used >= ceiling:
+def _how_full(ceiling: int, used: int) -> str:
+    if used >= ceiling:
         return "is reached"
     return "leaves too little for this call's prompt and one output token"
 

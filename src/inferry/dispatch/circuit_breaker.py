@@ -23,8 +23,9 @@ class BreakerState(enum.Enum):
 class CircuitBreaker:
     """One worker's breaker. It starts half open: the worker has not generated yet.
 
-    Invariant: one job never opens it, however often it is lost, since the job may be at fault. While it is not closed,
-    only `end_probe` closes it. `opens` counts how often it left the closed state.
+    Invariant: one job never opens it, however often it is lost, since the job may be at fault. (Connections that are
+    not accepted are no job's fault: `Pool.ended` counts each of them as a loss.) While it is not closed, only
+    `end_probe` closes it. `opens` counts how often it left the closed state.
     """
 
     __slots__ = (
